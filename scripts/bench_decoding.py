@@ -5,6 +5,7 @@
 eager                          ours in eager mode: its tokens are what the others' are compared with
 ours, ours:graphed, ours:graphed:by-size
                                ours compiled; single tokens by `tpcompile.run`, e.g. as CUDA graphs
+ours:fast:graphed:by-size      single tokens with every fast path that can run, which is none on a CPU
 transformers, transformers:reduce-overhead
                                its plan `tp_plan="auto"`, a static cache, and a compiled step of `generate` in that mode
 
@@ -41,7 +42,8 @@ BEGAN = time.monotonic()
 EAGER = "eager"
 UNMEASURED = "-"
 PROGRAMS = (
-    EAGER, "ours", "ours:graphed", "ours:graphed:by-size", "transformers", "transformers:reduce-overhead",
+    EAGER, "ours", "ours:graphed", "ours:graphed:by-size", "ours:fast:graphed:by-size", "transformers",
+    "transformers:reduce-overhead",
 )  # fmt: skip
 
 
@@ -57,7 +59,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--programs", default=",".join(PROGRAMS))
+    everywhere = [name for name in PROGRAMS if ":fast" not in name]
+    parser.add_argument("--programs", default=",".join(everywhere))
     parser.add_argument("--timeout-s", type=float, default=150.0, help="for each answer of a rank")
     parser.add_argument("--logs", type=Path, help="folder of the ranks' output; default: a new one")
     parser.add_argument("--json", type=Path)

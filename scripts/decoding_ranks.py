@@ -19,11 +19,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 import tpcompile
 from tpcompile.bench.step import finish
 from tpcompile.bench.worker import Task, answer_all, in_group, machine, regions
+from tpcompile.block_args import BlockArgs
 from tpcompile.by_size import sums
 from tpcompile.collectives.strategies import Collectives
-from tpcompile.fastpath import tp_region
+from tpcompile.errors import ConfigError
+from tpcompile.fastpath import Selection, tp_region
 from tpcompile.gate.reference import free
 from tpcompile.nn.causal_lm import CausalLM
+from tpcompile.nn.fast_paths import use_fast_paths
 from tpcompile.nn.state import load_full_state_dict
 
 NO_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -154,7 +157,7 @@ class Drawn(Mapping[str, Tensor]):
 class Ours:
     """tpcompile's CausalLM; single tokens by a compiled step."""
 
-    notes = "prompts in eager"
+    notes: str = "prompts in eager"
 
     def __init__(self, name: str, arguments: argparse.Namespace, group: Any, device: torch.device) -> None:
         from examples.checkpoints import llama
@@ -173,11 +176,14 @@ class Ours:
         self._profiled: tpcompile.profiles.Profiled | None = None
         if name == "eager":
             return
+        stepping = self._model
+        if ":fast" in name:
+            stepping = self._with_fast_paths(args, sizes, arguments, group)
         all_reduce: Any = "by_size" if name.endswith("by-size") else "nccl"
         profile: Any = "graphed" if ":graphed" in name else "default"
         found = sums(all_reduce)
         compiled = torch.compile(
-            self._model.next_tokens,
+            stepping.next_tokens,
             fullgraph=True,
             dynamic=False,
             backend=arguments.backend,
@@ -187,6 +193,28 @@ class Ours:
         self._profiled = tpcompile.run(
             compiled, profile, group=group, is_compiled=True, all_reduce=all_reduce, timeout_s=arguments.timeout_s
         )
+
+    def _with_fast_paths(
+        self, args: BlockArgs, sizes: dict[str, int], arguments: argparse.Namespace, group: Any
+    ) -> CausalLM:
+        """The model of single tokens: the same weights, and every fast path that can run."""
+        with torch.device("meta"):
+            stepping = CausalLM(args, Collectives(group), **sizes)
+        stepping.load_state_dict(self._model.state_dict(), assign=True)
+        decisions = use_fast_paths(
+            stepping.stack,
+            Selection(group, ask_table=False, timeout_s=arguments.timeout_s),
+            batch=arguments.batch,
+            seq_len=1,
+            train=False,
+            wait_s=arguments.timeout_s,
+        )
+        used = [path for path, decision in decisions.items() if decision.is_used]
+        if not used:
+            reasons = "; ".join(f"{path}: {decision.why}" for path, decision in decisions.items())
+            raise ConfigError(f"no fast path is used here: {reasons}")
+        self.notes = f"prompts in eager; single tokens with {', '.join(used)}"
+        return stepping
 
     def generate(self, count: int) -> Tensor:
         """Prompt and new tokens."""

@@ -112,7 +112,7 @@ def test_the_output_of_verify_win_is_what_it_prints_of_the_report() -> None:
 
 FIGURES = (
     [("h100x2-bench_wan14b_8-7", 0), ("h100x2-bench_wan14b_256-4", 0), ("h100x2-bench_wan14b-6", 0)],
-    [("h200x2-bench_wan14b", column) for column in range(3)],
+    [("h200x2-bench_wan14b_8", 0), ("h200x2-bench_wan14b", 1), ("h200x2-bench_wan14b", 2)],
 )
 """Of each table of docs/bench.md, the report and the number of its measurement, of each column."""
 
@@ -147,7 +147,7 @@ def test_the_figures_of_the_benchmark_are_those_of_its_reports() -> None:
     text = page("bench")
     assert wrong_figures(text) == []
     assert wrong_figures(text.replace("| 0.741 |", "| 0.714 |")) == ["the best form of C"]
-    assert wrong_figures(text.replace("| 0.581 |", "| 0.518 |")) == ["hooks:graphed"]
+    assert wrong_figures(text.replace("| 0.585 |", "| 0.558 |")) == ["hooks:graphed"]
 
 
 COMMANDS = {
