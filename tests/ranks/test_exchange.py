@@ -176,7 +176,7 @@ def test_peers_cannot_make_the_judge_read_more_than_its_budget(tmp_path: Path, m
 def test_a_verdict_that_cannot_be_unpacked_is_none(bomb: bytes, tmp_path: Path) -> None:
     judge, other = stores(2)
     publish(judge)
-    judge.put("verdict", base64.b64encode(bomb).decode())
+    judge._store.set("verdict", f"zlib {base64.b64encode(bomb).decode()}")
     assert exchange(other, tmp_path) is None
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tpcompile.errors import ExitCode
 from tpcompile.evidence.records import Check, CheckId, Status, Verdict
-from tpcompile.ranks.packed import PackedVerdict, packed
+from tpcompile.ranks.packed import PackedVerdict, compressed, expanded, packed
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(PackedVerdict)
 
@@ -33,11 +33,29 @@ def test_a_verdict_is_the_same_after_it_was_sent() -> None:
 
 
 def test_its_length_does_not_grow_with_the_number_of_ranks() -> None:
-    assert len(packed(verdict(range(1, 65536)))) < len(packed(verdict(range(1, 64)))) + 32
+    lengths = [len(json.dumps(packed(verdict(range(1, size))))) for size in (64, 65536)]
+    assert lengths[1] < lengths[0] + 64
 
 
-def forged(value: object) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+@pytest.mark.parametrize(("num_lines", "at_most"), [(1, 35), (10_000, 3_000)])
+def test_a_text_is_the_same_after_it_was_sent_and_a_long_one_is_short_on_the_way(num_lines: int, at_most: int) -> None:
+    text = json.dumps({"stack": ["train.py:7 in stép"] * num_lines}, ensure_ascii=False)
+    sent = compressed(text)
+    assert expanded(sent.encode()).decode() == text
+    assert len(sent) <= at_most
+
+
+BOMBS = {
+    "9 MiB": zlib.compress(bytes(9 << 20)), "no zlib": b"none", "cut": zlib.compress(bytes(2 << 20))[:-9][::-1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_what_a_peer_forged_is_not_expanded(bomb: str) -> None:
+    with pytest.raises(ValueError):
+        expanded(b"zlib " + base64.b64encode(BOMBS[bomb]))
+    with pytest.raises(ValueError):
+        expanded(b"zlib !")
 
 
 @pytest.mark.parametrize(
@@ -47,11 +65,11 @@ def test_ranks_that_nobody_has_are_refused(ranks: object) -> None:
     data = verdict(range(1, 8)).model_dump(mode="json")
     data["domains"]["tp"] = [{"ranks": ranks}]
     with pytest.raises(ValidationError):
-        ADAPTER.validate_python(forged(data))
+        ADAPTER.validate_python(data)
 
 
 def test_many_lists_of_ranks_are_refused_together() -> None:
     data = verdict(range(1, 8)).model_dump(mode="json")
     data["domains"] = {str(number): [{"ranks": "0-131071"}] for number in range(40)}
     with pytest.raises(ValidationError, match="more than"):
-        ADAPTER.validate_python(forged(data))
+        ADAPTER.validate_python(data)

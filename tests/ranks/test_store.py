@@ -56,6 +56,15 @@ def test_a_value_that_is_false_is_a_value(ranks: list[RankStore], value: object)
     assert ranks[1].get("flag", JsonValue, timeout_s=1) == value
 
 
+def test_a_long_value_is_short_in_the_store_and_as_long_as_it_is_for_a_budget(three: list[RankStore]) -> None:
+    value = {"by": ["train.py:7 in step"] * 10_000}
+    three[0].put("state", value)
+    assert three[1].peek("state", JsonValue, budget=Budget(300_000)) == value
+    assert three[1].peek("state", JsonValue, budget=Budget(100_000)) is None
+    assert len(three[1]._store.get("state")) < 3_000
+    assert [one.put_first("verdict", {"rank": one.rank, **value}, JsonValue)["rank"] for one in three] == [0] * 3
+
+
 def test_a_later_value_replaces_an_earlier_one(ranks: list[RankStore]) -> None:
     ranks[0].put("phase", "one")
     ranks[0].put("phase", "two")

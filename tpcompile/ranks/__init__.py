@@ -6,7 +6,7 @@ answered.py   what asks the store -> its result, or the reason in time where the
 run_dir.py    this rank's own path -> the run directory of all ranks
 store_process.py  the job's store where no torchrun agent serves one
 exchange.py   a digest from every rank -> one verdict on all ranks
-packed.py     a verdict <-> the text that each rank is sent
+packed.py     long texts and verdicts as they are sent
 agree.py      what each rank brings -> what one of them settled: the first value wins
 recorded.py   the record of a rank -> its side of an exchange
 domain.py     a mesh and one of its axes -> the ranks that must compile the same programs; names of its groups

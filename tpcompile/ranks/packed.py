@@ -1,9 +1,11 @@
-"""A verdict <-> the text that each rank is sent: its length does not grow with the number of ranks."""
+"""What is sent over the store: long texts are compressed, and a verdict's lists of ranks are ranges.
+
+Neither what a rank tells of many collectives with equal stacks, nor a verdict, grows with their number as JSON does.
+"""
 
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from itertools import pairwise
 from typing import Annotated, Any
@@ -14,14 +16,38 @@ from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.records.bounds import MAX_BYTES
 from tpcompile.evidence.text.ranks import exact_ranks, ranks_of_exact
 
+_LONG = 2048
+"""Characters from which a text is compressed: shorter ones gain too little for the time."""
+_MARK = b"zlib "
+"""What a compressed text begins with, and no JSON does."""
 _RANGE, _MIN_RANGE = "ranks", 16
 """Key of a list of ranks that is sent as a text, and the length from which it is."""
 
 
-def packed(verdict: Verdict) -> str:
-    """A verdict as it is sent to each rank: compressed, with lists of ranks as `0-4095`, whose length does not grow."""
-    data = json.dumps(_with_ranges(verdict.model_dump(mode="json")))
-    return base64.b64encode(zlib.compress(data.encode())).decode()
+def compressed(text: str) -> str:
+    """A text as the store has it."""
+    if len(text) < _LONG:
+        return text
+    return (_MARK + base64.b64encode(zlib.compress(text.encode()))).decode()
+
+
+def expanded(raw: bytes) -> bytes:
+    """The text that `compressed` made this of. Raises ValueError, also for one of more than MAX_BYTES."""
+    if not raw.startswith(_MARK):
+        return raw
+    decoder = zlib.decompressobj()
+    try:
+        text = decoder.decompress(base64.b64decode(raw.removeprefix(_MARK), validate=True), MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if decoder.unconsumed_tail:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    return text
+
+
+def packed(verdict: Verdict) -> Any:
+    """A verdict as it is sent to each rank: lists of ranks as `0-4095`, whose length does not grow."""
+    return _with_ranges(verdict.model_dump(mode="json"))
 
 
 def _with_ranges(value: Any) -> Any:
@@ -47,16 +73,10 @@ def _without_ranges(value: Any, left: list[int]) -> Any:
 
 
 def _unpacked(value: object) -> object:
-    """JSON of what `packed` made. Raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    decoder = zlib.decompressobj()
+    """Fields of the verdict that `packed` was given. Raises ValueError."""
     try:
-        data = decoder.decompress(base64.b64decode(value, validate=True), MAX_BYTES)
-        if decoder.unconsumed_tail:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
-        return _without_ranges(json.loads(data), [MAX_BYTES // 2])
-    except (zlib.error, RecursionError) as error:
+        return _without_ranges(value, [MAX_BYTES // 2])
+    except RecursionError as error:
         raise ValueError(str(error)) from None
 
 

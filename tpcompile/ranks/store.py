@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tpcompile.evidence.records.bounds import read
+from tpcompile.ranks.packed import compressed, expanded
 from tpcompile.sink import Sink
 from tpcompile.torch_api.c10d import own_client_of_default_store
 
@@ -149,14 +150,14 @@ class RankStore:
     def put(self, key: str, value: Any) -> None:
         """Publish a JSON value."""
         with LINE.asking():
-            self._store.set(key, json.dumps(value, sort_keys=True))
+            self._store.set(key, _text(value))
 
     def put_first(self, key: str, value: Any, kind: Any) -> Any | None:
         """Publish unless the key has a value of `kind`; return the value that the key then has.
 
         A value that is not of that kind is replaced, by one rank. None when the key still has one then.
         """
-        text = json.dumps(value, sort_keys=True)
+        text = _text(value)
         with LINE.asking():
             raw = self._store.compare_set(key, "", text)
         found = self._read(key, raw, kind)
@@ -217,9 +218,10 @@ class RankStore:
         self, key: str, raw: bytes, kind: Any, sender: int | None = None, budget: Budget | None = None
     ) -> Any | None:
         try:
+            text = expanded(raw)
             if budget is not None:
-                budget.take(len(raw))
-            found = read(raw, kind, world_size=self.world_size, sender=sender)
+                budget.take(len(text))
+            found = read(text, kind, world_size=self.world_size, sender=sender)
         except ValueError as error:
             if key not in self._refused and len(self._refused) < _MAX_LOGGED:
                 _logger.warning(
@@ -297,3 +299,7 @@ class RankStore:
         self.put(f"left/{self.rank}", True)
         if self.rank == 0:
             self.gather({rank: f"left/{rank}" for rank in range(self.world_size)}, bool, timeout_s=timeout_s)
+
+
+def _text(value: Any) -> str:
+    return compressed(json.dumps(value, sort_keys=True))
