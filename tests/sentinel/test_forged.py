@@ -152,7 +152,7 @@ def test_an_entry_that_is_not_valid_is_left_out_and_the_next_one_is_heard(
 
 def test_a_state_that_is_not_valid_is_no_answer_and_nothing_waits_for_it(log: StoreLog, forge: Any) -> None:
     forge("state/1/1", {**STATE.model_dump(mode="json"), "rank": 0})
-    assert log.answers("1", [1], timeout_s=100) == {}
+    assert log.answers(1, [1], timeout_s=100) == {}
     forge("called/1", {"ran": {"step": {"region": 1}}})
     assert log.called_on([1]) == {}
     forge("more/1/1", [])

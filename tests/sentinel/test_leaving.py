@@ -109,6 +109,22 @@ def test_nothing_of_a_position_is_left_when_all_ranks_have_compiled_the_same_the
     assert shared.num_keys() == 0
 
 
+def test_a_job_that_waits_again_and_again_keeps_the_last_answers_alone(shared: dist.Store) -> None:
+    ranks = members(shared, 2)
+    most = 0
+    for ask in range(1, 101):
+        ranks[0].log.ask([], timeout_s=0.0)
+        for rank in ranks:
+            rank.log.answer(ask, STATE.model_copy(update={"rank": rank.rank, "issued": (), "since_s": float(ask)}))
+        assert ranks[0].log.answers(ask, [0, 1], timeout_s=0.0)[1].since_s == ask
+        earlier = ranks[1].log.answers(ask - 3, [0], timeout_s=0.0)
+        assert bool(earlier) == (ask > 3)  # whoever asked before may not have read it yet
+        most = max(most, shared.num_keys())
+    assert most < 120  # of which the log has 64 at most
+    assert all(on_threads(lambda rank: ranks[rank].leave(), range(2)))
+    assert shared.num_keys() == 0
+
+
 def test_what_ranks_published_for_all_domains_is_deleted_by_the_last_of_all(shared: dist.Store) -> None:
     logs = [
         StoreLog(lambda r=rank: RankStore(shared, rank=r, world_size=2), [rank], domain=f"tp {rank}", number=0)

@@ -147,7 +147,7 @@ class Effects:
 
     def _answer(self, action: ev.Answer) -> None:
         state = self._snapshot.state()
-        self._log.answer(str(action.number), state)
+        self._log.answer(action.number, state)
         self._keeper.note(state)
 
     def _compare(self, _: ev.Compare) -> None:

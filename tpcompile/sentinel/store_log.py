@@ -8,7 +8,7 @@
     posted/<position>       counter: how many have finished
     differs/<position>      set when a rank's post differs from the first one
     decided/<position>      counter: the first verdict on a position becomes an event, later ones are dropped
-    state/<ask>/<rank>      answer to an `ask` event
+    state/<ask>/<rank>      answer to an `ask` event; a rank keeps its last ones
     more/<rank>/<n>         what a rank called since the last time, for its neighbour, who deletes it
     called/<rank>           what a rank called, when it leaves
     ran/...                 hash of the variants that the ranks ran, and whether all are equal, when they leave
@@ -61,6 +61,11 @@ _OF_DOMAIN = (
 )  # fmt: skip
 _BATCH = 32
 """Entries that are deleted together: a counter for each would cost more than they do."""
+_ANSWERS = 8
+"""Answers of a rank that are kept: so many ranks may ask before one of them has read what it asked for.
+
+A job that waits now and then asks thousands of times; a rank whose answer is missed counts as silent until the next.
+"""
 _UNREAD = 4
 """Differences that a neighbour may leave unread before this rank waits with the next one."""
 _MAX_CALLED_BYTES = 64 << 20
@@ -185,7 +190,8 @@ class StoreLog:
         """Record that this rank reads no more; the last rank of a domain deletes its keys, the last of all the rest."""
         store, board, number = self._count(1), self.board(1), self.world_size
         if store.count("over") == len(self.members):
-            swept, asks = store.count("swept", 0), range(1, store.count("asks", 0) + 1)
+            swept, num_asks = store.count("swept", 0), store.count("asks", 0)
+            asks = range(max(num_asks - _ANSWERS, 0) + 1, num_asks + 1)
             entries = range(swept * _BATCH, store.count("events", 0) + 1)
             batches = range(swept, len(entries) // _BATCH + swept + 2)
             keys = [f"{name}/{rank}" for name in ("left", "called") for rank in self.members]
@@ -333,17 +339,19 @@ class StoreLog:
         """Name of the host of a rank of any domain; empty where it has not said it."""
         return host_name(self.process_of(rank).host)
 
-    def answer(self, ask: str, state: RankState) -> None:
-        """Answer an `ask` event."""
-        self._count(1).put(f"state/{ask}/{self.rank}", state.model_dump(mode="json"))
+    def answer(self, ask: int, state: RankState) -> None:
+        """Answer an `ask` event, and delete the answer that nobody reads any more."""
+        store = self._count(2)
+        store.put(f"state/{ask}/{self.rank}", state.model_dump(mode="json"))
+        store.delete(f"state/{ask - _ANSWERS}/{self.rank}")
 
     def ask(self, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """Ask all ranks for their state; returns the answers of `ranks` that came in time."""
         number = self._count(1).count("asks")
         self.append(Ask, number=number)
-        return self.answers(str(number), ranks, timeout_s=timeout_s)
+        return self.answers(number, ranks, timeout_s=timeout_s)
 
-    def answers(self, ask: str, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
+    def answers(self, ask: int, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """The answers that came in time, by rank."""
         return _published(self._count(1).under(f"state/{ask}"), ranks, RankState, timeout_s=timeout_s)
 
