@@ -11,13 +11,14 @@ import torch.distributed as dist
 
 from tests.numerics.held_out import HELD_OUT
 from tests.numerics.held_out_second import SECOND
+from tests.numerics.other_forms import OTHER_FORMS
 from tests.numerics.silent_bugs import SILENT
 from tests.numerics.wrong_programs import Case
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.check import check_numerics
 from tpcompile.testing import run_on_ranks
 
-CASES = {case.name: case for case in (*SILENT, *HELD_OUT, *SECOND)}
+CASES = {case.name: case for case in (*SILENT, *HELD_OUT, *SECOND, *OTHER_FORMS)}
 BESIDE = {
     "detached_entry": "the branch whose gradient is cut begins one line above",
     "keys_of_the_other_heads": "the part is taken one line above its use",

@@ -85,6 +85,8 @@ class Known:
     whole: dict[Shape, list[Right]] = field(default_factory=dict)
     parts: dict[Shape, list[Right]] = field(default_factory=dict)
 
+    comparable: set[Shape] = field(default_factory=set)
+    """Shapes of these values and parts that are floats: a float has a counterpart in no index."""
     _rows: dict[tuple[Shape, int], Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -98,6 +100,8 @@ class Known:
                 if value.tensor is not None:
                     whole = Right(value.tensor, value, place, trace)
                     known.whole.setdefault(value.shape, []).append(whole)
+                if value.is_float:
+                    known.comparable |= {value.shape, *(part.shape for part in value.parts)}
                 for part in value.parts:
                     right = Right(part.tensor, value, place, trace, part.rank)
                     known.parts.setdefault(part.shape, []).append(right)
@@ -133,7 +137,7 @@ def sums_over_ranks(texts: Sequence[str], *, rank: int = 0) -> list[Total | None
     """The totals over all ranks of each value of one; None for copies, empty where ranks did not run the same ops."""
     ranks = list(map(json.loads, texts))
     found: list[Total | None] = [None] * len(ranks[rank])
-    kept = [[place for place, (name, *_) in enumerate(values) if _is_kept(name)] for values in ranks]
+    kept = [kept_places([name for name, *_ in values]) for values in ranks]
     ops = [[ranks[number][place][:2] for place in places] for number, places in enumerate(kept)]
     if ops.count(ops[0]) < len(ops):
         return []
@@ -144,8 +148,9 @@ def sums_over_ranks(texts: Sequence[str], *, rank: int = 0) -> list[Total | None
     return found
 
 
-def _is_kept(name: str) -> bool:
-    return name not in _COPIES and name not in _NO_VALUES
+def kept_places(names: Sequence[str]) -> list[int]:
+    """Places of the ops that are the same ones on all ranks of a program, in their order."""
+    return [place for place, name in enumerate(names) if name not in _COPIES and name not in _NO_VALUES]
 
 
 def _total(numbers: Sequence[Fingerprint]) -> Total:
@@ -201,7 +206,7 @@ def _judged_alone(
 ) -> Judged | None:
     """How the value is right by its numbers; None where the reference has nothing to compare it with."""
     shape = value.shape
-    has_counterpart = shape in known.whole or shape in known.parts
+    has_counterpart = shape in known.comparable if value.is_float else shape in known.whole or shape in known.parts
     if value.tensor is None or not has_counterpart or value.name in _NO_VALUES:
         return None
     if known.is_among(value.tensor, shape, -1, tolerance):

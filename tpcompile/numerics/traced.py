@@ -111,6 +111,8 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
 
 LineOf = Callable[[str, FrameType], UserLine]
 """Op and the frame that runs it -> its line."""
+Change = Callable[[int, Tensor], Tensor]
+"""Place and the first result of an op in a forward pass -> what it returns in its stead."""
 
 
 def _innermost(_name: str, frame: FrameType) -> UserLine:
@@ -124,17 +126,18 @@ def traced_call(
     size: int = 1,
     cuts: Sequence[Cut] = (),
     line_of: LineOf = _innermost,
+    change: Change | None = None,
 ) -> Trace:
     """Run the call in eager, forward and backward; `module` names its parameters.
 
     `parts` are those of `size` ranks, and of the rank that has these cuts; `line_of` gives the line of an op, by
-    default the innermost of the user's.
+    default the innermost of the user's. `change` is what a run would have been with a different result of an op.
     """
     named: list[tuple[str, Tensor]] = []
     if module is not None:
         named = [*module.named_parameters(), *module.named_buffers()]
     names = {id(local_part(tensor)): plain_name(name) for name, tensor in named}
-    mode = _Tracing(names, size=size, cuts=cuts, line_of=line_of)
+    mode = _Tracing(names, size=size, cuts=cuts, line_of=line_of, change=change)
     with mode.following(module), mode:
         results = call()
     for name, tensor in results.items():
@@ -158,9 +161,11 @@ class _Op:
 
 
 class _Tracing(TorchDispatchMode):
-    def __init__(self, names: dict[int, str], *, size: int, cuts: Sequence[Cut], line_of: LineOf) -> None:
+    def __init__(
+        self, names: dict[int, str], *, size: int, cuts: Sequence[Cut], line_of: LineOf, change: Change | None
+    ) -> None:
         super().__init__()
-        self._line_of = line_of
+        self._line_of, self._change = line_of, change
         self.trace = Trace()
         self._names, self._size, self._cuts = names, size, cuts
         self._places: Any = WeakTensorKeyDictionary()
@@ -207,6 +212,8 @@ class _Tracing(TorchDispatchMode):
         op = self._op(name, self._line_of_caller(name))
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
+        if self._change is not None and not op.in_backward:
+            out = self._changed(out)
         results = list(_tensors(out))
         if func._schema.is_mutable or name.startswith("c10d."):
             results += given
@@ -224,6 +231,14 @@ class _Tracing(TorchDispatchMode):
             own = tuple(self._places[each] for each in apart[number]) if apart else sources
             self._keep(tensor, replace(op, sources=own))
         return out
+
+    def _changed(self, out: Any) -> Any:
+        assert self._change is not None
+        first, *others = out if isinstance(out, tuple) and out else (out,)
+        if not isinstance(first, Tensor) or not first.is_floating_point():
+            return out
+        changed = self._change(len(self.trace.values), first)
+        return (changed, *others) if isinstance(out, tuple) else changed
 
     def _op(self, name: str, line: UserLine | None) -> _Op:
         """The op with the line of its forward op in a backward pass; the node of a copy has no op, but its user has."""

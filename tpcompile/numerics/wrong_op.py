@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpcompile.collectives.strategies import TpComm
-from tpcompile.evidence.records import WrongOp
+from tpcompile.evidence.records import MistakeKind, WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
 from tpcompile.numerics.judged import ROUNDINGS, Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
 from tpcompile.numerics.judged_run import Evidence
+from tpcompile.numerics.missing_sum import missing_sum
 from tpcompile.numerics.mistakes import described, gradient_cut
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Rows, all_rows, unequal_cuts
@@ -66,7 +67,20 @@ def wrong_op_of(
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
     known = Known.of(traced_call(each.call, each.module, size=size, cuts=unequal) for each in references)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
-    return first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts)
+    found = first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts)
+    if group is None or not sums:
+        return found
+    is_open = found is not None and found.kind == MistakeKind.UNKNOWN and not found.in_backward
+    forward = [place for place in starts[0] if not trace.values[place].in_backward] if starts else []
+    return missing_sum(
+        forward if is_open else [],
+        trace,
+        lambda change: traced_call(run.call, run.module, change=change),
+        known,
+        group,
+        tolerance=tolerance_of(dtype),
+        device=device,
+    ) or found  # fmt: skip
 
 
 def _layouts(own: nn.Module | None, reference: nn.Module | None, *, rank: int, size: int) -> dict[str, Rows]:

@@ -1,0 +1,78 @@
+"""Programs with wrong numbers whose reference is written with other ops: one for what the ranks make with many."""
+
+# B batch, S sequence, D model width, V vocabulary, N experts; lower case is this rank's part
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.numerics import wrong_programs as w
+from tpcompile import collectives
+
+
+def _targets(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0] * x.shape[1]).view(x.shape[:2]) * 7 % w.VOCABULARY
+
+
+def _maximum(m: Any, x: Tensor) -> Tensor:
+    return collectives.all_reduce(x, op="max", group=m.comm.group)
+
+
+def _cross_entropy(m: Any, x: Tensor, *, sums_target: bool = True, shares_maximum: bool = True) -> Tensor:
+    logits_BSv = F.linear(m.comm.copy_to_tp(x), m.table)
+    if m.comm.size == 1:
+        return F.cross_entropy(logits_BSv.flatten(0, 1), _targets(x).flatten())
+    top_BS = logits_BSv.detach().amax(-1)  # fault: top
+    if shares_maximum:
+        top_BS = _maximum(m, top_BS)
+    total_BS = m.comm.all_reduce((logits_BSv - top_BS.unsqueeze(-1)).exp().sum(-1))
+    own, found = w.is_own(m, _targets(x), len(m.table))
+    picked_BS = logits_BSv.gather(-1, own.unsqueeze(-1)).squeeze(-1)
+    target_BS = torch.where(found, picked_BS, torch.zeros_like(picked_BS))  # fault: target
+    if sums_target:
+        target_BS = m.comm.all_reduce(target_BS)
+    return (total_BS.log() + top_BS - target_BS).mean()
+
+
+def target_of_the_own_vocabulary(m: Any, x: Tensor) -> Tensor:
+    return _cross_entropy(m, x, sums_target=not m.is_wrong)
+
+
+def maximum_of_the_own_vocabulary(m: Any, x: Tensor) -> Tensor:
+    return _cross_entropy(m, x, shares_maximum=not m.is_wrong)
+
+
+def weights_of_the_own_experts(m: Any, x: Tensor) -> Tensor:
+    """Router probabilities in one softmax, or by hand over the experts of all ranks."""
+    scores_BSn = F.linear(m.comm.copy_to_tp(x), m.table)
+    if m.comm.size == 1:
+        return F.linear(scores_BSn.softmax(-1), m.values.T)
+    shifted = (scores_BSn - _maximum(m, scores_BSn.detach().amax(-1, keepdim=True))).exp()
+    total = shifted.sum(-1, keepdim=True)  # fault: experts
+    if not m.is_wrong:
+        total = m.comm.all_reduce(total, dst="R")
+    return m.comm.all_reduce(F.linear(shifted / total, m.values.T))
+
+
+def variance_of_the_own_features(m: Any, x: Tensor) -> Tensor:
+    """LayerNorm of sharded features."""
+    h = F.linear(m.comm.copy_to_tp(x), m.up)
+    if m.comm.size == 1:
+        return F.linear(F.layer_norm(h, (w.HIDDEN,)), m.down)
+    mean = m.comm.all_reduce(h.mean(-1, keepdim=True), dst="R") / m.comm.size
+    square = (h - mean).pow(2).mean(-1, keepdim=True)  # fault: variance
+    if not m.is_wrong:
+        square = m.comm.all_reduce(square, dst="R") / m.comm.size
+    return m.comm.all_reduce(F.linear((h - mean) * (square + 1e-5).rsqrt(), m.down))
+
+
+_EXPERTS = {"table": w.TABLE, "values": w.TABLE}
+OTHER_FORMS = (
+    w.Case(target_of_the_own_vocabulary, {"table": w.TABLE}, "not summed", mark="fault: target"),
+    w.Case(maximum_of_the_own_vocabulary, {"table": w.TABLE}, "local statistic", mark="fault: top"),
+    w.Case(weights_of_the_own_experts, _EXPERTS, "not summed", mark="fault: experts"),
+    w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
+)

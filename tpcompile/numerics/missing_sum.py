@@ -1,0 +1,110 @@
+"""Wrong results that no value explains -> the op whose result, combined over the ranks, makes them right: by trying.
+
+Where the reference makes with one op what ranks make with many (a cross entropy over a sharded vocabulary), the values
+between have no equal, and those that have one are wrong. The run is then made again, with the result of one of the ops
+between summed over the ranks, or its mean or maximum taken, until the wrong results are right on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.evidence.records import MistakeKind, WrongOp
+from tpcompile.numerics.agree import texts_of_all_ranks
+from tpcompile.numerics.judged import LOOKUPS, Known, allowed_for, kept_places
+from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES, STATISTICS
+from tpcompile.numerics.traced import Change, Trace, Value
+
+_MOST = 6
+"""Runs at most: each takes as long as the search did."""
+_LIKELY = STATISTICS | MASKS | LOOKUPS | {"aten.sum"}
+"""Ops whose result is often one rank's part of what it is used for: tried first."""
+_NOT_SUMS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+"""Part of an op's name -> what its results on all ranks are combined with, which is a sum for all others."""
+_MEANS = "mean"
+
+
+def missing_sum(
+    wrong: Sequence[int],
+    trace: Trace,
+    run_again: Callable[[Change], Trace],
+    known: Known,
+    group: dist.ProcessGroup,
+    *,
+    tolerance: float,
+    device: torch.device,
+) -> WrongOp | None:
+    """The op whose result should have been combined, where that makes the `wrong` results of a forward pass right.
+
+    None where there is no such op, and where nothing is wrong on this rank. All ranks must call it, and have run the
+    same ops on equal shapes: those without a wrong result run along.
+    """
+    rank, size, values = group.rank(), group.size(), trace.values
+    places = kept_places([value.name for value in values])
+    own = _between(wrong, values, known, rank=rank, tolerance=tolerance)
+    numbers = [places.index(place) for place in own if place in places]
+    texts = texts_of_all_ranks(json.dumps(numbers), group, device)
+    for number in list(dict.fromkeys(number for text in texts for number in json.loads(text)))[:_MOST]:
+        place = places[number]
+        value = values[place]
+
+        def change(at: int, result: Tensor, *, place: int = place, name: str = value.name) -> Tensor:
+            return _combined(result, name, group) if at == place else result
+
+        again = run_again(change).values
+        is_right = all(_is_right(again[result], known, rank=rank, tolerance=tolerance) for result in wrong)
+        if "false" not in texts_of_all_ranks(json.dumps(is_right), group, device):
+            return _described(place, value, size=size) if wrong else None
+    return None
+
+
+def _between(wrong: Iterable[int], values: list[Value], known: Known, *, rank: int, tolerance: float) -> list[int]:
+    """Places of the ops behind wrong results, back to values that the reference has, the likely ones first."""
+    found: set[int] = set()
+    left = list(wrong)
+    while left:
+        place = left.pop()
+        value = values[place]
+        is_known = value.is_given or _is_right(value, known, rank=rank, tolerance=tolerance)
+        if place not in found and not is_known:
+            found.add(place)
+            left += value.sources
+    tried = [place for place in found if _may_lack_a_sum(values[place])]
+    return sorted(tried, key=lambda place: (values[place].name not in _LIKELY, place))[:_MOST]
+
+
+def _may_lack_a_sum(value: Value) -> bool:
+    is_collective = value.name.startswith(COLLECTIVES)
+    return value.is_float and not value.in_backward and not is_collective and value.name not in SAME_VALUES
+
+
+def _is_right(value: Value, known: Known, *, rank: int, tolerance: float) -> bool:
+    """True where the reference has it, or has it as a part of this rank."""
+    numbers, allowed = value.tensor, allowed_for(value, tolerance)
+    return numbers is not None and any(known.is_among(numbers, value.shape, of, allowed) for of in (-1, rank))
+
+
+def _combined(result: Tensor, name: str, group: dist.ProcessGroup) -> Tensor:
+    op = next((op for part, op in _NOT_SUMS.items() if part in name), dist.ReduceOp.SUM)
+    total = result.clone()
+    dist.all_reduce(total, op, group=group)
+    return total / group.size() if _MEANS in name else total
+
+
+def _described(place: int, value: Value, *, size: int) -> WrongOp:
+    is_statistic = value.name in STATISTICS
+    return WrongOp(
+        about=value.name,
+        line=value.line,
+        module=value.module,
+        place=place,
+        kind=MistakeKind.LOCAL_STATISTIC if is_statistic else MistakeKind.NOT_SUMMED,
+        of="" if is_statistic else "and is used without it: with the sum the run is right",
+        size=size,
+        got=value.shown,
+    )
