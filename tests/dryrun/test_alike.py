@@ -115,7 +115,7 @@ def test_a_rank_that_is_killed_is_named_and_the_others_are_judged(tmp_path: Path
 
 
 def test_a_rank_that_never_returns_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    ended, verdict = run(tmp_path, "never returns", "--timeout-s", "40")
+    ended, verdict = run(tmp_path, "never returns", "--timeout-s", "20")
     assert ended.returncode == 1
     assert failed(verdict, CheckId.REPORTED).ranks == (ODD,)
 

@@ -19,11 +19,13 @@ TARGETS = ROOT / "tests/dryrun/targets.py"
 
 def dryrun(folder: Path, *arguments: str, function: str = "targets:build") -> tuple[Ended, Verdict | None]:
     """The command, and its verdict."""
-    run_dir = folder / "run"
-    target = f"tests.dryrun.{function}"
-    command = ["-m", "tpcompile.dryrun", target, *arguments, "--run-dir", str(run_dir)]
-    ended = run_python(command, cwd=ROOT, timeout_s=280)
-    return ended, RunDir(run_dir).read_verdict()
+    ended = run_python(command_of(folder, *arguments, function=function), cwd=ROOT, timeout_s=280)
+    return ended, RunDir(folder / "run").read_verdict()
+
+
+def command_of(folder: Path, *arguments: str, function: str) -> list[str]:
+    """The arguments of Python; the run directory is `folder`/run."""
+    return ["-m", "tpcompile.dryrun", f"tests.dryrun.{function}", *arguments, "--run-dir", str(folder / "run")]
 
 
 def line_of(marker: str) -> int:
@@ -70,9 +72,10 @@ def test_a_fault_on_one_rank_is_named(fault: str, tmp_path: Path) -> None:
     assert (again.exit_code, again.lead and again.lead.ranks) == (1, (5,))
     red = [one for one in verdict.divergences if one.is_red]
     assert {one.domain for one in red} == {"tp 4-7"}
+    assert verdict.lead.line is not None
+    assert ROOT / "tpcompile" not in Path(verdict.lead.line.file).parents  # what calls the program is ours
     if CAUSES[fault] is not None:
-        assert verdict.lead.line is not None
-        assert (Path(verdict.lead.line.file).name, verdict.lead.line.line) == ("targets.py", line_of(fault))
+        assert (Path(verdict.lead.line.file), verdict.lead.line.line) == (TARGETS, line_of(fault))
 
 
 def test_a_layer_more_on_one_rank_is_named_at_the_loop_over_the_layers(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tpcompile.evidence.text.lines import (
     with_whole_path,
 )
 
-OF_PROGRAMS = {"bench", "cli", "doctor", "explain", "nn", "numerics", "typecheck"}
+OF_PROGRAMS = {"bench", "doctor", "explain", "nn", "numerics", "typecheck"}
 """Our packages whose lines are programs, or call them."""
 
 

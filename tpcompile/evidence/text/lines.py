@@ -23,9 +23,8 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _MAX_PARTS = 64
 """Folders in the path of a library's file, at most."""
 BETWEEN = (
-    "autostart", "by_size", "collectives", "dryrun", "evidence", "fastpath", "fusion", "gate", "preflight", "profiles",
-    "pytest_plugin",
-    "ranks", "recording", "report", "sentinel", "torch_api",
+    "autostart", "by_size", "cli", "collectives", "dryrun", "evidence", "fastpath", "fusion", "gate", "preflight",
+    "profiles", "pytest_plugin", "ranks", "recording", "report", "sentinel", "torch_api",
 )  # fmt: skip
 """Our packages that run between the user's line and torch; the lines of all others count as the user's."""
 _FORMER = ("dist", "parity", "capture")
