@@ -69,10 +69,35 @@ def variance_of_the_own_features(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(F.linear((h - mean) * (square + 1e-5).rsqrt(), m.down))
 
 
+def logarithm_of_the_own_sum(m: Any, x: Tensor) -> Tensor:
+    """The maximum is a statistic of the shard, which is combined at once: it is not the mistake."""
+    scores_BSv = F.linear(m.comm.copy_to_tp(x), m.table)
+    if m.comm.size == 1:
+        return scores_BSv.logsumexp(-1)
+    top_BS = _maximum(m, scores_BSv.detach().amax(-1))
+    total_BS = (scores_BSv - top_BS.unsqueeze(-1)).exp().sum(-1)  # fault: logarithm
+    if not m.is_wrong:
+        total_BS = m.comm.all_reduce(total_BS)
+    return total_BS.log() + top_BS
+
+
+def shares_of_the_own_experts(m: Any, x: Tensor) -> Tensor:
+    """Weights that add up to one, over the experts of this rank."""
+    gates_BSn = F.linear(m.comm.copy_to_tp(x), m.table).relu()
+    if m.comm.size == 1:
+        return F.linear(F.normalize(gates_BSn, p=1, dim=-1), m.values.T)
+    total_BS1 = gates_BSn.sum(-1, keepdim=True)  # fault: shares
+    if not m.is_wrong:
+        total_BS1 = m.comm.all_reduce(total_BS1, dst="R")
+    return m.comm.all_reduce(F.linear(gates_BSn / total_BS1.clamp_min(1e-12), m.values.T))
+
+
 _EXPERTS = {"table": w.TABLE, "values": w.TABLE}
 OTHER_FORMS = (
     w.Case(target_of_the_own_vocabulary, {"table": w.TABLE}, "not summed", mark="fault: target"),
     w.Case(maximum_of_the_own_vocabulary, {"table": w.TABLE}, "local statistic", mark="fault: top"),
     w.Case(weights_of_the_own_experts, _EXPERTS, "not summed", mark="fault: experts"),
+    w.Case(logarithm_of_the_own_sum, {"table": w.TABLE}, "not summed", mark="fault: logarithm"),
+    w.Case(shares_of_the_own_experts, _EXPERTS, "not summed", mark="fault: shares"),
     w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
 )

@@ -62,6 +62,11 @@ class Evidence:
                 return found
         return ""
 
+    def is_only_combined(self, place: int) -> bool:
+        """True where nothing but a reduction over ranks is given the value: it is used for nothing by itself."""
+        uses = [value for value in self.values[place + 1 :] if place in value.sources]
+        return bool(uses) and all(value.name in SUMS_OVER_RANKS for value in uses)
+
     def is_summed_later(self, place: int) -> bool:
         """True where a sum over the ranks is made of this value, or of what linear ops and powers made of it."""
         reached = {place}

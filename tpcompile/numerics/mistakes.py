@@ -214,7 +214,7 @@ def _other_part(place: int, found: Evidence) -> Fields:
 def _local_statistic(place: int, found: Evidence) -> Fields:
     value = found.values[place]
     is_of_shard = value.name in STATISTICS and bool(found.given(place, Judged.PART))
-    return {"kind": MistakeKind.LOCAL_STATISTIC} if is_of_shard else {}
+    return {"kind": MistakeKind.LOCAL_STATISTIC} if is_of_shard and not found.is_only_combined(place) else {}
 
 
 def _masked(place: int, found: Evidence) -> Fields:
