@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
+from tpcompile.numerics.op_names import IN_SOME_RUNS, NO_VALUES
 from tpcompile.numerics.traced import Trace, Value
 
 LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
 """What they return for a rank's own numbers is masked later."""
-_COPIES = {"aten.clone", "aten.detach", "aten.alias", "aten.copy_", "aten.lift_fresh"}
-_NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
-"""Their numbers mean nothing. Whether autograd copies a gradient depends on Python's memory: ranks differ in both."""
 
 
 ROUNDINGS = 8
@@ -95,7 +93,7 @@ class Known:
         known = cls()
         for trace in traces:
             for place, value in enumerate(trace.values):
-                if value.name in _NO_VALUES:
+                if value.name in NO_VALUES:
                     continue  # whatever was there before: near to anything where it is large
                 if value.tensor is not None:
                     whole = Right(value.tensor, value, place, trace)
@@ -150,7 +148,7 @@ def sums_over_ranks(texts: Sequence[str], *, rank: int = 0) -> list[Total | None
 
 def kept_places(names: Sequence[str]) -> list[int]:
     """Places of the ops that are the same ones on all ranks of a program, in their order."""
-    return [place for place, name in enumerate(names) if name not in _COPIES and name not in _NO_VALUES]
+    return [place for place, name in enumerate(names) if name not in IN_SOME_RUNS]
 
 
 def _total(numbers: Sequence[Fingerprint]) -> Total:
@@ -207,7 +205,7 @@ def _judged_alone(
     """How the value is right by its numbers; None where the reference has nothing to compare it with."""
     shape = value.shape
     has_counterpart = shape in known.comparable if value.is_float else shape in known.whole or shape in known.parts
-    if value.tensor is None or not has_counterpart or value.name in _NO_VALUES:
+    if value.tensor is None or not has_counterpart or value.name in NO_VALUES:
         return None
     if known.is_among(value.tensor, shape, -1, tolerance):
         return Judged.WHOLE

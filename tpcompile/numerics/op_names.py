@@ -26,6 +26,10 @@ STATISTICS = {
 }  # fmt: skip
 """Ops whose result depends on all of a dim, and that are not sums over it."""
 MASKS = {"aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index_put", "aten.index_put_"}
+NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
+"""Their numbers mean nothing."""
+IN_SOME_RUNS = NO_VALUES | {"aten.clone", "aten.detach", "aten.alias", "aten.copy_", "aten.lift_fresh"}
+"""Whether autograd copies a gradient depends on Python's memory: in these, ranks and runs of one program differ."""
 COLLECTIVES = ("_c10d_functional.", "c10d.")
 SUMS_OVER_RANKS = (
     "_c10d_functional.all_reduce", "_c10d_functional.reduce_scatter_tensor", "c10d.allreduce_",

@@ -26,6 +26,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
 from tpcompile.numerics import drawn
 from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
+from tpcompile.numerics.op_names import IN_SOME_RUNS
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Cut
 from tpcompile.torch_api.dispatch import (
@@ -112,7 +113,10 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
 LineOf = Callable[[str, FrameType], UserLine]
 """Op and the frame that runs it -> its line."""
 Change = Callable[[int, Tensor], Tensor]
-"""Place and the first result of an op in a forward pass -> what it returns in its stead."""
+"""Number of an op among those that all runs of a program have, and its first result -> what it returns in its stead.
+
+Of a forward pass. The place of an op is not equal in every run: autograd copies now and then.
+"""
 
 
 def _innermost(_name: str, frame: FrameType) -> UserLine:
@@ -166,6 +170,7 @@ class _Tracing(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._line_of, self._change = line_of, change
+        self._num_kept = 0
         self.trace = Trace()
         self._names, self._size, self._cuts = names, size, cuts
         self._places: Any = WeakTensorKeyDictionary()
@@ -237,7 +242,7 @@ class _Tracing(TorchDispatchMode):
         first, *others = out if isinstance(out, tuple) and out else (out,)
         if not isinstance(first, Tensor) or not first.is_floating_point():
             return out
-        changed = self._change(len(self.trace.values), first)
+        changed = self._change(self._num_kept, first)
         return (changed, *others) if isinstance(out, tuple) else changed
 
     def _op(self, name: str, line: UserLine | None) -> _Op:
@@ -292,6 +297,7 @@ class _Tracing(TorchDispatchMode):
         )
         self._places[tensor] = len(self.trace.values)
         self.trace.values.append(value)
+        self._num_kept += op.name not in IN_SOME_RUNS
 
     def _summary(self, tensor: Tensor, op: _Op) -> Summary:
         """The summary of a tensor; an alias has that of what it is one of."""

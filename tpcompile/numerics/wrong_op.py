@@ -71,7 +71,7 @@ def wrong_op_of(
     if group is None or not sums:
         return found
     is_open = found is not None and found.kind == MistakeKind.UNKNOWN and not found.in_backward
-    forward = [place for place in starts[0] if not trace.values[place].in_backward] if starts else []
+    forward = [name for name in wrong if name in trace.results and not trace.values[trace.results[name]].in_backward]
     return missing_sum(
         forward if is_open else [],
         trace,
