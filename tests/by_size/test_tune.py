@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.by_size import tuned_ranks as ranks
 from tpcompile.by_size.table import Table
@@ -38,6 +39,7 @@ def test_without_gpus_and_for_a_number_of_ranks_that_is_not_summed_it_is_refused
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees GPUs here")
 def test_ranks_that_do_not_see_the_gpus_say_so(tmp_path: Path) -> None:
     """Two are listed, and torch has none."""
     listing = tmp_path / "nvidia-smi"
