@@ -55,15 +55,17 @@ def missing_sum(
     if tried:
         run_again(_keep(tried, results))
     # Ranks combine between two runs: in one, a rank that does not come to the op would let the others wait.
-    shapes = texts_of_all_ranks(json.dumps([list(results[at].shape) for at in tried if at in results]), group, device)
-    if len(set(shapes)) > 1 or len(results) < len(tried):
+    shapes = json.dumps({number: list(result.shape) for number, result in sorted(results.items())})
+    if len(set(texts_of_all_ranks(shapes, group, device))) > 1:
         return None
-    for number in tried:
+    for number in filter(results.__contains__, tried):
         op = values[places[number]]
         total = _combined(results[number], op.name, group)
         again = run_again(_replace(number, total))
-        found = [again.values[again.results[name]] for name in wrong]
-        is_right = all(_is_right(value, known, rank=rank, tolerance=tolerance) for value in found)
+        found = [again.values[place] for name, place in again.results.items() if name in wrong]
+        is_right = len(found) == len(wrong) and all(
+            _is_right(value, known, rank=rank, tolerance=tolerance) for value in found
+        )
         if "false" not in texts_of_all_ranks(json.dumps(is_right), group, device):
             return _described(places[number], op, size=size) if wrong else None
     return None
