@@ -8,6 +8,7 @@ between summed over the ranks, or its mean or maximum taken, until the wrong res
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
@@ -21,7 +22,11 @@ from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES, STATIST
 from tpcompile.numerics.traced import Change, Trace, Value
 
 _MOST = 6
-"""Runs at most: each takes as long as the search did."""
+"""Ops that are tried at most."""
+_LEAST_S = 20.0
+"""A small program is tried for so long, although the search for its wrong op took no time."""
+_RIGHT, _OVER = "right", "over"
+"""What a rank says of its results, and one whose results are not right and whose time is up."""
 _LIKELY = STATISTICS | MASKS | LOOKUPS | {"aten.sum"}
 """Ops whose result is often one rank's part of what it is used for: tried first."""
 _NOT_SUMS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -38,11 +43,12 @@ def missing_sum(
     *,
     tolerance: float,
     device: torch.device,
+    limit_s: float,
 ) -> WrongOp | None:
     """The op whose result should have been combined, where that makes the `wrong` results of a forward pass right.
 
-    None where there is no such op, and where nothing is wrong on this rank. All ranks must call it, and have run the
-    same ops on equal shapes: those without a wrong result run along.
+    None where there is no such op, where none was found in `limit_s`, and where nothing is wrong on this rank. All
+    ranks must call it, and have run the same ops on equal shapes: those without a wrong result run along.
     """
     rank, size, values = group.rank(), group.size(), trace.values
     places = kept_places([value.name for value in values])
@@ -52,6 +58,7 @@ def missing_sum(
     texts = texts_of_all_ranks(json.dumps(numbers), group, device)
     tried = list(dict.fromkeys(number for text in texts for number in json.loads(text)))[:_MOST]
     results: dict[int, Tensor] = {}
+    deadline_s = time.monotonic() + max(limit_s, _LEAST_S)
     if tried:
         run_again(_keep(tried, results))
     # Ranks combine between two runs: in one, a rank that does not come to the op would let the others wait.
@@ -66,8 +73,12 @@ def missing_sum(
         is_right = len(found) == len(wrong) and all(
             _is_right(value, known, rank=rank, tolerance=tolerance) for value in found
         )
-        if "false" not in texts_of_all_ranks(json.dumps(is_right), group, device):
+        said = _RIGHT if is_right else _OVER if time.monotonic() > deadline_s else "wrong"
+        says = texts_of_all_ranks(said, group, device)
+        if set(says) == {_RIGHT}:
             return _described(places[number], op, size=size) if wrong else None
+        if _OVER in says:
+            return None
     return None
 
 

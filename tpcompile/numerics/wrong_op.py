@@ -7,6 +7,7 @@ right again. Of several such ops the first in the order of execution is the find
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ def wrong_op_of(
     of the group must call it, also one whose results are right.
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
+    began_s = time.monotonic()
     trace = traced_call(run.call, run.module)
     sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device), rank=rank)
     layouts = _layouts(run.module, references[0].module, rank=rank, size=size)
@@ -80,6 +82,7 @@ def wrong_op_of(
         group,
         tolerance=tolerance_of(dtype),
         device=device,
+        limit_s=time.monotonic() - began_s,
     ) or found  # fmt: skip
 
 
