@@ -43,12 +43,18 @@ def _running(read: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     extra = [f"{one['empty']['extra_us']:.1f}" for one in newest]
     ratios = [f"{one['step']['ratio']:.2f}" for one in newest]
     yield (
-        "Sentinel, a call of a compiled region",
+        f"Sentinel, a call of a compiled region, Python {sentinel['made_with']['python']}",
         f"{sentinel['empty']['extra_us']:.1f} us; a step of 2 ms {sentinel['step']['ratio']:.3f} times as long",
         _from("bench_sentinel_cpu", "bench_sentinel.py"),
     )
+    with_lines = read["bench_sentinel_cpu-python3.12"]
     yield (
-        "the same, 2 H200, two runs on a host shared with other jobs",
+        "the same, Python 3.12, which records executed lines",
+        f"{with_lines['empty']['extra_us']:.1f} us; a step of 2 ms {with_lines['step']['ratio']:.3f}",
+        _from("bench_sentinel_cpu-python3.12", "bench_sentinel.py"),
+    )
+    yield (
+        "the same, 2 H200, two runs",
         f"{' and '.join(extra)} us; a step of 1 ms {' and '.join(ratios)}",
         _from("h200x2-bench_sentinel-6", "bench_sentinel.py"),
     )
@@ -74,7 +80,7 @@ def _running(read: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     wrappers = [one["ratio_to_twin"] for one in read["bench_wrappers_cpu"]["wrappers"].values()]
     yield (
         "a wrapper of a collective in eager mode, beside torch's functional collective",
-        f"{min(wrappers):.2f} to {max(wrappers):.2f}; nothing in compiled code",
+        f"{min(wrappers):.2f} to {max(wrappers):.2f}",
         _from("bench_wrappers_cpu", "bench_wrappers.py"),
     )
 
@@ -106,7 +112,7 @@ def _before(read: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     layers = read["bench_fusion_cpu"]["layers"]
     yield (
         "recording a fusion manifest, beside a compile without",
-        "; ".join(f"{row['ratio']:.2f} at {number} layers" for number, row in layers.items()),
+        ", ".join(f"{row['ratio']:.2f}" for row in layers.values()) + f" at {', '.join(layers)} layers",
         _from("bench_fusion_cpu", "bench_fusion.py"),
     )
     searches = [row["times_check"] for row in read["wrong_numbers_cpu"]["rows"]]

@@ -45,17 +45,15 @@ def test_a_text_is_the_same_after_it_was_sent_and_a_long_one_is_short_on_the_way
     assert len(sent) <= at_most
 
 
-BOMBS = {
-    "9 MiB": zlib.compress(bytes(9 << 20)), "no zlib": b"none", "cut": zlib.compress(bytes(2 << 20))[:-9][::-1],
+FORGED = {
+    "9 MiB": base64.b64encode(zlib.compress(bytes(9 << 20))), "no zlib": base64.b64encode(b"none"), "no base64": b"!",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_what_a_peer_forged_is_not_expanded(bomb: str) -> None:
+@pytest.mark.parametrize("text", FORGED)
+def test_what_a_peer_forged_is_not_expanded(text: str) -> None:
     with pytest.raises(ValueError):
-        expanded(b"zlib " + base64.b64encode(BOMBS[bomb]))
-    with pytest.raises(ValueError):
-        expanded(b"zlib !")
+        expanded(b"zlib " + FORGED[text])
 
 
 @pytest.mark.parametrize(

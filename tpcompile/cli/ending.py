@@ -63,16 +63,19 @@ def run_and_leave(app: typer.Typer, name: str) -> NoReturn:
 
     What is registered with `atexit` runs. For a command without threads or a process group of its own.
     """
-    code: object = ExitCode.BUG
+    code: Any = ExitCode.BUG
     try:
         run(app, name)
     except SystemExit as ending:
-        code = ending.code
+        code = ending.code or ExitCode.PASS
+        if not isinstance(code, int):  # a program may leave with a text, which the interpreter would print
+            print(code, file=sys.stderr)
+            code = ExitCode.FAIL
     atexit._run_exitfuncs()
     with forgiving():
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else ExitCode.PASS)
+    os._exit(code)
 
 
 def _of_exception(error: Exception) -> ExitCode:

@@ -115,7 +115,8 @@ LineOf = Callable[[str, FrameType], UserLine]
 Change = Callable[[int, Tensor], Tensor]
 """Number of an op among those that all runs of a program have, and its first result -> what it returns in its stead.
 
-Of a forward pass. The place of an op is not equal in every run: autograd copies now and then.
+Of a forward pass, and of ops that write into nothing. The place of an op is not equal in every run: autograd copies now
+and then.
 """
 
 
@@ -217,8 +218,9 @@ class _Tracing(TorchDispatchMode):
         op = self._op(name, self._line_of_caller(name))
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
-        if self._change is not None and not op.in_backward:
-            out = self._changed(out)
+        has_number = name not in IN_SOME_RUNS and not func._schema.is_mutable
+        if self._change is not None and has_number and not op.in_backward:
+            out = self._changed(out, self._change)
         results = list(_tensors(out))
         if func._schema.is_mutable or name.startswith("c10d."):
             results += given
@@ -237,12 +239,12 @@ class _Tracing(TorchDispatchMode):
             self._keep(tensor, replace(op, sources=own))
         return out
 
-    def _changed(self, out: Any) -> Any:
-        assert self._change is not None
+    def _changed(self, out: Any, change: Change) -> Any:
+        """What the op returns instead; the place of its result is the next one."""
         first, *others = out if isinstance(out, tuple) and out else (out,)
         if not isinstance(first, Tensor) or not first.is_floating_point():
             return out
-        changed = self._change(self._num_kept, first)
+        changed = change(self._num_kept, first)
         return (changed, *others) if isinstance(out, tuple) else changed
 
     def _op(self, name: str, line: UserLine | None) -> _Op:

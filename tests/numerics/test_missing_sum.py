@@ -1,0 +1,64 @@
+"""What is tried on two gloo ranks: no rank waits for one that does not come to an op, and trying has an end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tpcompile.evidence.records import WrongOp
+from tpcompile.numerics import missing_sum as module
+from tpcompile.numerics.judged import Known
+from tpcompile.numerics.missing_sum import missing_sum
+from tpcompile.numerics.traced import Change, Trace, traced_call
+from tpcompile.testing import run_on_ranks
+
+NUM_OPS = 5
+Found = tuple[str, int]
+"""The op that was found, and how many runs were made."""
+
+
+def found(parts: torch.Tensor, *, comes: bool = True, adds: float = 0.0, limit_s: float = 60.0) -> Found:
+    """Of a sum over the rank's part, and products with one after it; the reference has all parts."""
+    runs = 0
+
+    def call() -> dict[str, torch.Tensor]:
+        total = parts.clone().sum()
+        for _ in range(NUM_OPS - 1):
+            total = total * 1.0
+        return {"loss": total + adds}
+
+    def again(change: Change) -> Trace:
+        nonlocal runs
+        runs += 1
+        return traced_call(call, None, change=change if comes else None)
+
+    group: Any = dist.group.WORLD
+    whole = traced_call(lambda: {"loss": torch.ones(4).sum()}, None)
+    item: WrongOp | None = missing_sum(
+        ["loss"], traced_call(call, None), again, Known.of([whole]), group,
+        tolerance=1e-5, device=torch.device("cpu"), limit_s=limit_s,
+    )  # fmt: skip
+    return ("" if item is None else item.about), runs
+
+
+def worker() -> dict[str, Found]:
+    rank, half = dist.get_rank(), torch.ones(2)
+    results = {
+        "a sum": found(half),
+        "one rank does not come to it": found(half, comes=rank == 0),
+        "nothing helps": found(half, adds=0.5),
+    }
+    module._LEAST_S = 0.0
+    return results | {"no time": found(half, adds=0.5, limit_s=0.0)}
+
+
+def test_what_makes_the_result_right_is_found_and_trying_ends() -> None:
+    ranks = run_on_ranks(worker, world_size=2, timeout_s=60)
+    assert ranks[0] == ranks[1] == {
+        "a sum": ("aten.sum", 2),
+        "one rank does not come to it": ("", 1),
+        "nothing helps": ("", 1 + NUM_OPS + 1),
+        "no time": ("", 2),
+    }  # fmt: skip
