@@ -4,8 +4,9 @@
 
 Two ranks, one compiled region. `step` is a region of about `--step-ms` with an all-reduce. `empty` is the smallest
 possible region, so that the difference is the cost of the sentinel's own code per call: the median over blocks of 100
-calls, since other processes of the host interrupt some blocks. Store operations during the measured calls are counted,
-and memory, threads and sockets before the first and after the last sentinel.
+calls, since other processes of the host interrupt some blocks. Where Python has `sys.monitoring`, the loop of the
+benchmark is user code whose lines are recorded, five events a call: `empty_without_lines` is without. Store operations
+during the measured calls are counted, and memory, threads and sockets before the first and after the last sentinel.
 """
 
 from __future__ import annotations
@@ -86,13 +87,15 @@ def _block(call: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def measure(call: Callable[[], Any], *, rounds: int, calls: int, blocks: int = 1) -> dict[str, Any]:
+def measure(
+    call: Callable[[], Any], *, rounds: int, calls: int, blocks: int = 1, flow: bool | None = None
+) -> dict[str, Any]:
     """Medians with and without, the ratio within a round, and the store operations of the measured calls."""
     on, off, operations = [], [], 0
     for number in range(rounds):
         for with_sentinel in (number % 2 == 0, number % 2 == 1):  # alternate the order
             if with_sentinel:
-                with Sentinel() as sentinel:
+                with Sentinel(flow=flow) as sentinel:
                     call()
                     time.sleep(_SETTLE_S)
                     before = sentinel.log.num_operations
@@ -154,6 +157,9 @@ def main() -> None:
         found: dict[str, Any] = {
             "step": measure(step, rounds=options.rounds, calls=options.calls),
             "empty": measure(lambda: empty(tiny), rounds=options.rounds, calls=20 * options.calls, blocks=40),
+            "empty_without_lines": measure(
+                lambda: empty(tiny), rounds=options.rounds, calls=20 * options.calls, blocks=40, flow=False
+            ),
             "growth": growth(step, 10_000),
         }
         found["left_over"] = {"threads": threading.active_count() - threads, "sockets": num_sockets() - sockets}
