@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tpcompile
+from tests.dryrun.reading import misbehave
 from tpcompile.target import TargetContext
 
 
@@ -54,9 +56,9 @@ def build(ctx: TargetContext) -> tpcompile.Target:
     num_layers, batch = settings.get("layers", 1), 4
     if fault == "raise" and ctx.rank == odd:
         raise ValueError("this rank cannot")  # fault: raise
-    if fault == "layer" and dist.get_rank() == odd:
+    if fault == "layer" and dist.get_rank() == odd:  # fault: layer
         num_layers += 1
-    if fault == "shape" and os.environ["RANK"] == str(odd):
+    if fault == "shape" and os.environ["RANK"] == str(odd):  # fault: shape
         batch = 3
     model: nn.Module = FeedForward(width, num_layers).to(ctx.device)
     plan = {f"layers.{n}": RowwiseParallel() if n % 2 else ColwiseParallel() for n in range(2 * num_layers)}
@@ -64,6 +66,17 @@ def build(ctx: TargetContext) -> tpcompile.Target:
     if fault in ("constant", "branch", "break"):
         model = Faulty(model, fault, odd)
     return tpcompile.Target(program=model, inputs=(torch.randn(batch, width, device=ctx.device),))
+
+
+def build_again(ctx: TargetContext) -> tpcompile.Target:
+    """The same, where the rank `odd` does `again` when it is traced a second time; `folder` knows that it was."""
+    settings = ctx.settings
+    if ctx.rank == settings["odd"]:
+        marks = [Path(settings["folder"], name) for name in ("first", "again")]
+        next(mark for mark in marks if not mark.exists()).touch()
+        if marks[1].exists():
+            misbehave(settings["again"])
+    return build(ctx)
 
 
 def on_cuda(ctx: TargetContext) -> tpcompile.Target:

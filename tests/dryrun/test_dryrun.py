@@ -56,8 +56,8 @@ def test_a_healthy_plan_passes_and_only_the_outer_groups_are_traced(tmp_path: Pa
 
 
 CAUSES = {
-    "constant": Cause.RANK_CONSTANT, "branch": Cause.RANK_BRANCH, "break": Cause.GRAPH_BREAK, "layer": None,
-    "shape": None,
+    "constant": Cause.RANK_CONSTANT, "branch": Cause.RANK_BRANCH, "break": Cause.GRAPH_BREAK,
+    "layer": Cause.RANK_BRANCH, "shape": Cause.SHAPE,
 }  # fmt: skip
 
 
@@ -72,18 +72,22 @@ def test_a_fault_on_one_rank_is_named(fault: str, tmp_path: Path) -> None:
     assert (again.exit_code, again.lead and again.lead.ranks) == (1, (5,))
     red = [one for one in verdict.divergences if one.is_red]
     assert {one.domain for one in red} == {"tp 4-7"}
+    assert verdict.lead.cause is CAUSES[fault]
     assert verdict.lead.line is not None
-    assert ROOT / "tpcompile" not in Path(verdict.lead.line.file).parents  # what calls the program is ours
-    if CAUSES[fault] is not None:
-        assert (Path(verdict.lead.line.file), verdict.lead.line.line) == (TARGETS, line_of(fault))
+    assert (Path(verdict.lead.line.file), verdict.lead.line.line) == (TARGETS, line_of(fault))
+    seen_at = verdict.lead.seen_at or verdict.lead.line
+    assert ROOT / "tpcompile" not in Path(seen_at.file).parents  # what calls the program is ours
+    assert not list((tmp_path / "run").glob("rank_*/left.json"))
 
 
-def test_a_layer_more_on_one_rank_is_named_at_the_loop_over_the_layers(tmp_path: Path) -> None:
+def test_a_layer_more_on_one_of_two_ranks_is_named_where_it_is_added(tmp_path: Path) -> None:
     faulty = ("--set", "fault=layer", "--set", "odd=1")
     ended, verdict = dryrun(tmp_path, "--mesh", "tp=2", *faulty, function="llama:build")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert verdict is not None and verdict.lead is not None and verdict.lead.line is not None
-    assert verdict.lead.line.code == "x_BSD = layer(x_BSD, angles_Sd)"
+    assert verdict.lead.line.code == 'if fault == "layer" and rank == odd:'
+    (seen_at,) = {one.line.code for one in verdict.divergences if one.is_red and one.line is not None}
+    assert seen_at == "x_BSD = layer(x_BSD, angles_Sd)"  # of the program, in a loop
 
 
 def test_a_rank_that_raises_is_named_with_its_line(tmp_path: Path) -> None:

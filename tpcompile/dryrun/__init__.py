@@ -12,5 +12,6 @@ reach.py        what the calls of a rank can reach -> one hash
 reads.py        where a program learns which rank it is
 tripwires.py    what a program may learn it from, in Python and in C
 group_order.py  process groups of all ranks -> a check that they were made in one order
+branch.py       a difference between ranks -> the line at which they parted, from a second trace of some of them
 judge.py        what the ranks left -> one verdict
 """

@@ -6,6 +6,8 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,7 @@ from tpcompile.cli import ending, outputs
 from tpcompile.cli.outputs import Html, Json, Junit, Quiet
 from tpcompile.dryrun import arch as gpu
 from tpcompile.dryrun.alike import trace_ranks
+from tpcompile.dryrun.branch import with_executed_lines
 from tpcompile.dryrun.forks import Forks
 from tpcompile.dryrun.judge import Judge
 from tpcompile.dryrun.plan import Plan, axes_of, ranks_of
@@ -86,15 +89,16 @@ def dryrun(
     directory = RunDir.create_new(run_dir or Path(new_name("dryrun")))
     judge = Judge(plan, directory, limit_s=limit_s, num_breaks=num_breaks)
     forks = Forks(plan=plan, run_dir=directory, jobs=jobs or len(os.sched_getaffinity(0)), limit_s=limit_s)
-    signal.signal(signal.SIGTERM, _stop)
     try:
-        for ended in trace_ranks(forks):
-            judge.take(ended)
+        with _interrupted_by_sigterm():
+            for ended in trace_ranks(forks):
+                judge.take(ended)
     except KeyboardInterrupt as stopped:  # what was traced until now is judged
         judge.stopped_with = ExitCode(*stopped.args or (ExitCode.INTERRUPTED,))
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     verdict = judge.verdict()
+    if judge.stopped_with is None:
+        with suppress(KeyboardInterrupt), _interrupted_by_sigterm():  # the verdict is known without
+            verdict = with_executed_lines(verdict, forks)
     directory.write_run(_facts(arch) | judge.judged_by())
     directory.write_verdict(verdict)
     amount = show.amount(quiet=quiet, json=outputs.is_stdout(json))
@@ -107,9 +111,18 @@ def dryrun(
     raise typer.Exit(judge.stopped_with or verdict.exit_code)
 
 
-def _stop(number: int, _frame: FrameType | None) -> None:
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the ranks as Ctrl-C does."""
-    raise KeyboardInterrupt(ExitCode.TERMINATED)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(ExitCode.TERMINATED)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _facts(arch: str) -> dict[str, object]:

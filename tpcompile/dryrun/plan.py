@@ -112,6 +112,8 @@ class Asked:
     """It is traced even where its start is known."""
     users_modules: tuple[str, ...] = ()
     """Names of the modules that it has to import itself."""
+    ring: str = ""
+    """Name of the ring into which it records the lines that it executes, where that is asked for."""
     groups: frozenset[str] = frozenset()
     """Hashes of the process groups that ranks before it have made."""
 
