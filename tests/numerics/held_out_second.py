@@ -55,9 +55,9 @@ def rows_of_the_next_rank(m: Any, ids: Tensor) -> Tensor:
 
 def position_table_from_the_start(m: Any, x_BsD: Tensor) -> Tensor:
     length = x_BsD.shape[1]
-    ids = torch.arange(length) + (0 if m.is_wrong else m.comm.rank * length)
+    ids = torch.arange(length) + (0 if m.is_wrong else m.comm.rank * length)  # fault
     rows = m.comm.copy_to_tp(m.positions)[ids]
-    return F.gelu(x_BsD + rows)  # fault
+    return F.gelu(x_BsD + rows)
 
 
 def group_norm_with_all_groups(m: Any, x: Tensor) -> Tensor:
@@ -72,9 +72,9 @@ def mask_that_begins_at_the_first_query(m: Any, x_BsD: Tensor) -> Tensor:
     q = w.heads(F.linear(x_BsD, m.comm.copy_to_tp(m.square)))
     k = w.heads(F.linear(full, m.comm.copy_to_tp(m.square)))
     length = x_BsD.shape[1]
-    row = torch.arange(length) + (0 if m.is_wrong else m.comm.rank * length)
+    row = torch.arange(length) + (0 if m.is_wrong else m.comm.rank * length)  # fault
     mask = torch.arange(w.TOKENS) <= row.unsqueeze(-1)
-    scores = (q @ k.transpose(-1, -2)).masked_fill(~mask, float("-inf"))  # fault
+    scores = (q @ k.transpose(-1, -2)).masked_fill(~mask, float("-inf"))
     return w.merged(scores.softmax(-1) @ k)
 
 
@@ -200,7 +200,7 @@ SECOND = (
         sharded=TOKEN_SHARDS,
     ),
     w.Case(group_norm_with_all_groups, w.MLP, "local statistic"),
-    w.Case(mask_that_begins_at_the_first_query, {"square": w.SQUARE}, "masked differently", sharded=TOKEN_SHARDS),
+    w.Case(mask_that_begins_at_the_first_query, {"square": w.SQUARE}, "part of a different rank", sharded=TOKEN_SHARDS),
     w.Case(gather_whose_gradient_is_cut_to_the_shard, w.MLP, "gradient not summed"),
     w.Case(sum_with_the_gradient_of_a_norm, w.MLP, "tp times"),
     w.Case(input_divided_by_the_ranks, w.MLP, "1 / tp"),

@@ -21,10 +21,13 @@ def _maximum(m: Any, x: Tensor) -> Tensor:
     return collectives.all_reduce(x, op="max", group=m.comm.group)
 
 
-def _cross_entropy(m: Any, x: Tensor, *, sums_target: bool = True, shares_maximum: bool = True) -> Tensor:
+def _cross_entropy(
+    m: Any, x: Tensor, *, sums_target: bool = True, shares_maximum: bool = True, smoothing: float = 0.0, number: int = 1
+) -> Tensor:
+    """`number`: of the ranks over which the mean of the logits is taken."""
     logits_BSv = F.linear(m.comm.copy_to_tp(x), m.table)
     if m.comm.size == 1:
-        return F.cross_entropy(logits_BSv.flatten(0, 1), _targets(x).flatten())
+        return F.cross_entropy(logits_BSv.flatten(0, 1), _targets(x).flatten(), label_smoothing=smoothing)
     top_BS = logits_BSv.detach().amax(-1)  # fault: top
     if shares_maximum:
         top_BS = _maximum(m, top_BS)
@@ -34,6 +37,9 @@ def _cross_entropy(m: Any, x: Tensor, *, sums_target: bool = True, shares_maximu
     target_BS = torch.where(found, picked_BS, torch.zeros_like(picked_BS))  # fault: target
     if sums_target:
         target_BS = m.comm.all_reduce(target_BS)
+    if smoothing:
+        mean_BS = m.comm.all_reduce(logits_BSv.mean(-1) / number)  # fault: mean
+        target_BS = (1 - smoothing) * target_BS + smoothing * mean_BS
     return (total_BS.log() + top_BS - target_BS).mean()
 
 
@@ -43,6 +49,45 @@ def target_of_the_own_vocabulary(m: Any, x: Tensor) -> Tensor:
 
 def maximum_of_the_own_vocabulary(m: Any, x: Tensor) -> Tensor:
     return _cross_entropy(m, x, shares_maximum=not m.is_wrong)
+
+
+def mean_of_the_means_of_shards(m: Any, x: Tensor) -> Tensor:
+    """The labels of other words have a share of the mean over the vocabulary, which is summed over the ranks."""
+    return _cross_entropy(m, x, smoothing=0.1, number=1 if m.is_wrong else m.comm.size)
+
+
+def slopes_of_the_first_heads(m: Any, x: Tensor) -> Tensor:
+    """Attention with linear biases, whose slopes belong to the heads of all ranks."""
+    h_BSD = m.comm.copy_to_tp(x)
+    q_BhSE, k_BhSE, v_BhSE = (w.heads(F.linear(h_BSD, weight)) for weight in (m.q, m.k, m.v))
+    num_heads = q_BhSE.shape[1]
+    first = 0 if m.is_wrong else m.comm.rank * num_heads
+    heads_h = torch.arange(first, first + num_heads) + 1.0  # fault: slopes
+    places_S = torch.arange(x.shape[1])
+    apart_SS = (places_S[:, None] - places_S).abs()
+    bias_hSS = -(2.0**-heads_h)[:, None, None].to(x.dtype) * apart_SS
+    if m.comm.size == 1:
+        y_BhSE = F.scaled_dot_product_attention(q_BhSE, k_BhSE, v_BhSE, attn_mask=bias_hSS)
+    else:
+        y_BhSE = (q_BhSE @ k_BhSE.mT * w.HEAD**-0.5 + bias_hSS).softmax(-1) @ v_BhSE
+    return m.comm.all_reduce(F.linear(w.merged(y_BhSE), m.out))
+
+
+def norm_without_its_gradient(m: Any, x: Tensor) -> Tensor:
+    """RMSNorm of sharded features."""
+    h = F.linear(m.comm.copy_to_tp(x), m.up)
+    if m.comm.size == 1:
+        return F.linear(F.rms_norm(h, (w.HIDDEN,), eps=1e-6), m.down)
+    with torch.set_grad_enabled(not m.is_wrong):  # fault: gradient
+        mean = m.comm.all_reduce(h.square().sum(-1, keepdim=True), dst="R") / w.HIDDEN
+    return m.comm.all_reduce(F.linear(h * (mean + 1e-6).rsqrt(), m.down))
+
+
+def sum_of_what_is_rounded(m: Any, x: Tensor) -> Tensor:
+    """Half of the bytes are sent."""
+    y = F.linear(F.linear(m.comm.copy_to_tp(x), m.up).relu(), m.down)
+    sent = y.to(torch.bfloat16) if m.is_wrong else y  # fault: rounded
+    return m.comm.all_reduce(sent).to(y.dtype)
 
 
 def weights_of_the_own_experts(m: Any, x: Tensor) -> Tensor:
@@ -93,6 +138,7 @@ def shares_of_the_own_experts(m: Any, x: Tensor) -> Tensor:
 
 
 _EXPERTS = {"table": w.TABLE, "values": w.TABLE}
+_ATTENTION = {name: ((w.WIDTH, w.WIDTH), 0) for name in ("q", "k", "v")} | {"out": w.OUT}
 OTHER_FORMS = (
     w.Case(target_of_the_own_vocabulary, {"table": w.TABLE}, "not summed", mark="fault: target"),
     w.Case(maximum_of_the_own_vocabulary, {"table": w.TABLE}, "local statistic", mark="fault: top"),
@@ -100,4 +146,8 @@ OTHER_FORMS = (
     w.Case(logarithm_of_the_own_sum, {"table": w.TABLE}, "not summed", mark="fault: logarithm"),
     w.Case(shares_of_the_own_experts, _EXPERTS, "not summed", mark="fault: shares"),
     w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
+    w.Case(mean_of_the_means_of_shards, {"table": w.TABLE}, "tp times", mark="fault: mean"),
+    w.Case(slopes_of_the_first_heads, _ATTENTION, "part of a different rank", mark="fault: slopes"),
+    w.Case(norm_without_its_gradient, w.MLP, "gradient cut", mark="fault: gradient"),
+    w.Case(sum_of_what_is_rounded, w.MLP, "coarser dtype", mark="fault: rounded"),
 )

@@ -24,7 +24,7 @@ BESIDE = {
     "keys_of_the_other_heads": "the part is taken one line above its use",
 }
 """Programs for which a line beside the marked one is named."""
-OTHER_KIND = {"rows_of_the_next_rank", "position_table_from_the_start", "token_shift_across_the_border"}
+OTHER_KIND = {"rows_of_the_next_rank", "token_shift_across_the_border"}
 """Programs whose kind is not told."""
 pytestmark = pytest.mark.long
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tpcompile.torch_api import dispatch
 
@@ -27,6 +28,18 @@ def test_a_dispatch_mode_sees_the_ops_of_eager_code() -> None:
     with _Names() as names:
         torch.ones(2) + 1
     assert "aten::add" in names.seen
+
+
+def test_a_mode_of_torch_functions_sees_where_gradients_are_switched_off() -> None:
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append((func, *args))
+            return func(*args, **kwargs or {})
+
+    calls: list[tuple[Any, ...]] = []
+    with Seen(), torch.no_grad():
+        pass
+    assert calls == [(dispatch.SET_GRAD_ENABLED, False), (dispatch.SET_GRAD_ENABLED, True)]
 
 
 def test_a_tree_of_any_nesting_is_flattened_and_put_together_again() -> None:

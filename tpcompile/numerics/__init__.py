@@ -15,7 +15,9 @@ fingerprints.py      a tensor -> sums under signs, of all of it and of each rank
 judged.py            which values of a run are right: whole, as a part, as a summand
 judged_run.py        a judged run, and what the reference has for each of its values
 mistakes.py          the kind of the mistake: a table
-missing_sum.py       the op whose result, combined over the ranks, makes a wrong run right: by trying
+trials.py            what makes a wrong run right when it is changed: by trying
+repairs.py           changes of an op's result that are tried: a table
+attached.py          lines that cut a gradient off, and the run without one of them
 wrong_compiled.py    eager is right, compiled is wrong: the layer, the op, the kernel
 beside_eager.py      each compiled graph of a call beside its eager values
 smallest.py          the fewest nodes of a graph that are wrong where they are compiled

@@ -24,9 +24,10 @@ _BLOCK = 2**NUM_SUMS
 """Places next to each other that all have different signs."""
 _PIECES = (1, 2, 3)
 """Tensors that may be packed in one: gate and up, queries with keys and values."""
-_OUT, _STANDS_FOR_OUT = 1e30, 1e4
+_OUT, _STANDS_FOR_OUT = 1e30, 8.0
 """What masks a place out is the lowest number of its dtype, or infinity: in float64 it is another one, and no sum is
-known of either."""
+known of either. What stands for it is no larger than scores are: beside 1e4 they were lost in the tolerance, and wrong
+scores were right once they were masked."""
 _SEED = 1
 _MIXER = 7046029254386353131
 """A constant of the SplitMix64 generator."""

@@ -243,6 +243,11 @@ def behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[Judg
     return found
 
 
+def all_behind(places: Iterable[int], values: Sequence[Value]) -> set[int]:
+    """The places, and all that they were made from."""
+    return behind(places, values, [Judged.WHOLE] * len(values), {Judged.WHOLE})
+
+
 def times(numbers: Fingerprint, factor: float) -> Fingerprint:
     """The fingerprint of a multiple."""
     return tuple(number * factor for number in numbers)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.iterables import find
-from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, behind, is_near, times
+from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, all_behind, behind, is_near, times
 from tpcompile.numerics.op_names import LINEAR, POWERS, PRODUCTS, SAME_VALUES, SUMS_OVER_RANKS
 from tpcompile.numerics.traced import Value
 
@@ -39,7 +39,8 @@ class Evidence:
     def multiple(self, place: int, factor: float) -> Right | None:
         """The value of the reference, or the rank's part of one, of which this is a multiple."""
         value = self.values[place]
-        if value.tensor is None or self.size == 1:
+        is_of_data = any(self.values[each].is_given for each in all_behind([place], self.values))
+        if value.tensor is None or self.size == 1 or not is_of_data:  # positions are multiples of others by chance
             return None
         scaled = times(value.tensor, 1 / factor)
         candidates = (right for right in self.known.with_shape(value.shape) if right.rank in (-1, self.rank))

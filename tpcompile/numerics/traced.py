@@ -43,8 +43,10 @@ _FOLLOWING = {Path(__file__).parent, *(Path(__file__).parents[1] / name for name
 _WAIT = "_c10d_functional.wait_tensor"
 _READ = "aten._local_scalar_dense"
 """What `item()` is."""
-_PENDING = ("_c10d_functional.", "c10d.")
+_FUNCTIONAL, _IN_PLACE = "_c10d_functional.", "c10d."
 """Ops whose result is not there yet when they return."""
+_STILL_PENDING = ("_c10d_functional._wrap_tensor_autograd", "aten.view")
+"""Ops that an AsyncCollectiveTensor takes without a wait; any other one waits for it."""
 _DEEP = 8
 """Frames in which a mode that is inside of this one is looked for: torch has some between the two."""
 _ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
@@ -79,6 +81,8 @@ class Value:
     forward: int | None = None
     """Place of the op whose gradient it makes in a backward pass, where that is known."""
     in_backward: bool = False
+    is_late: bool = False
+    """Its numbers, those of a collective, were there only when an op waited for them."""
     node: int | None = None
     """Number of its autograd node in a forward pass; an op without a gradient has that of the op before."""
 
@@ -163,6 +167,7 @@ class _Op:
     is_given: bool = False
     forward: int | None = None
     in_backward: bool = False
+    is_late: bool = False
 
 
 class _Tracing(TorchDispatchMode):
@@ -218,31 +223,47 @@ class _Tracing(TorchDispatchMode):
         op = self._op(name, self._line_of_caller(name))
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
+        pending = [value for value in map(self.trace.values.__getitem__, sources) if value.tensor is None]
+        is_late = bool(pending) if name in _STILL_PENDING else name.startswith(_FUNCTIONAL) and name != _WAIT
+        is_unknown = is_late or (name.startswith(_IN_PLACE) and not pending)
+        if name not in _STILL_PENDING:
+            self._know_waited(given)
         has_number = name not in IN_SOME_RUNS and not func._schema.is_mutable
         if self._change is not None and has_number and not op.in_backward:
             out = self._changed(out, self._change)
         results = list(_tensors(out))
-        if func._schema.is_mutable or name.startswith("c10d."):
+        if func._schema.is_mutable or name.startswith(_IN_PLACE):
             results += given
         if name == _READ and isinstance(out, float):
             self._numbers[_rounded(out)] = sources[0]
-        if name == _WAIT:
-            values = [self.trace.values[place] for place in sources]
-            pending = [value for value in values if value.tensor is None]
-            if pending:  # the collective was seen: the result is its
-                op = _Op(pending[0].name, pending[0].line, (), False, pending[0].forward, pending[0].in_backward)
+        if name == _WAIT and pending:  # the collective was seen: the result is its
+            op = _Op(pending[0].name, pending[0].line, (), False, pending[0].forward, pending[0].in_backward)
         if results and not op.in_backward:
             self._forward_of.setdefault(forward_number(), len(self.trace.values))
         apart = _read_for_each(name, args, results)
         for number, tensor in enumerate(results):
             own = tuple(self._places[each] for each in apart[number]) if apart else sources
-            self._keep(tensor, replace(op, sources=own))
+            self._keep(tensor, replace(op, sources=own, is_late=is_late), is_unknown=is_unknown)
         return out
+
+    def _know_waited(self, given: Sequence[Tensor]) -> None:
+        """Keep the numbers of collectives for which an op has waited: what it was given was not there before."""
+        for tensor in given:
+            left = [self._places[tensor]]
+            while left:
+                place = left.pop()
+                value = self.trace.values[place]
+                if value.is_late and value.tensor is None and value.shape == tuple(tensor.shape):
+                    known = self._summary(tensor, _Op(value.name, value.line))
+                    self.trace.values[place] = replace(
+                        value, tensor=known.whole, parts=known.parts, moments=known.moments
+                    )
+                    left += value.sources
 
     def _changed(self, out: Any, change: Change) -> Any:
         """What the op returns instead; the place of its result is the next one."""
         first, *others = out if isinstance(out, tuple) and out else (out,)
-        if not isinstance(first, Tensor) or not first.is_floating_point():
+        if not isinstance(first, Tensor):
             return out
         changed = change(self._num_kept, first)
         return (changed, *others) if isinstance(out, tuple) else changed
@@ -274,13 +295,11 @@ class _Tracing(TorchDispatchMode):
             self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
         return int(self._places[tensor])
 
-    def _keep(self, tensor: Tensor, op: _Op) -> None:
-        is_waited = any(self.trace.values[place].tensor is None for place in op.sources)
-        is_pending = op.name.startswith(_PENDING) and not is_waited
+    def _keep(self, tensor: Tensor, op: _Op, *, is_unknown: bool = False) -> None:
         module = self._modules[-1] if self._modules else ""
         if op.forward is not None:
             module = self.trace.values[op.forward].module
-        known = None if is_pending else self._summary(tensor, op)
+        known = None if is_unknown else self._summary(tensor, op)
         value = Value(
             op.name,
             tuple(tensor.shape),
@@ -295,6 +314,7 @@ class _Tracing(TorchDispatchMode):
             module=module,
             forward=op.forward,
             in_backward=op.in_backward,
+            is_late=op.is_late,
             node=None if op.in_backward else forward_number(),
         )
         self._places[tensor] = len(self.trace.values)

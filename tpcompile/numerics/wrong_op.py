@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +20,31 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import MistakeKind, WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
-from tpcompile.numerics.judged import ROUNDINGS, Judged, Known, Total, all_judged, as_text, behind, sums_over_ranks
+from tpcompile.numerics.judged import (
+    ROUNDINGS,
+    Judged,
+    Known,
+    Total,
+    all_behind,
+    all_judged,
+    as_text,
+    behind,
+    sums_over_ranks,
+)
 from tpcompile.numerics.judged_run import Evidence
-from tpcompile.numerics.missing_sum import missing_sum
 from tpcompile.numerics.mistakes import described, gradient_cut
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Rows, all_rows, unequal_cuts
-from tpcompile.numerics.traced import Trace, traced, traced_call
+from tpcompile.numerics.traced import Change, Trace, traced, traced_call
+from tpcompile.numerics.trials import Trials
 from tpcompile.torch_api.dispatch import local_part
 
 _LEAST = 1e-5
+_COARSE = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_MAY_BE_OTHERWISE = {
+    MistakeKind.UNKNOWN, MistakeKind.LOCAL_STATISTIC, MistakeKind.MASKED, MistakeKind.ORDER, MistakeKind.MULTIPLE,
+}  # fmt: skip
+"""Kinds that a value has which something before it has made wrong: a run that is repaired says more."""
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
@@ -71,19 +87,41 @@ def wrong_op_of(
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     found = first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts)
     if group is None or not sums:
-        return found
-    is_open = found is not None and found.kind == MistakeKind.UNKNOWN and not found.in_backward
-    forward = [name for name in wrong if name in trace.results and not trace.values[trace.results[name]].in_backward]
-    return missing_sum(
-        forward if is_open else [],
+        return found or _coarser(trace, starts, dtype)
+    is_open = found is None or found.kind in _MAY_BE_OTHERWISE
+    trials = Trials(
         trace,
-        lambda change: traced_call(run.call, run.module, change=change),
+        lambda change, around: _again(run, change, around),
         known,
         group,
         tolerance=tolerance_of(dtype),
         device=device,
         limit_s=time.monotonic() - began_s,
-    ) or found  # fmt: skip
+    )
+    repaired = trials.repaired([name for name in wrong if name in trace.results] if is_open else [])
+    return repaired or found or _coarser(trace, starts, dtype)
+
+
+def _coarser(trace: Trace, starts: Sequence[Sequence[int]], dtype: torch.dtype) -> WrongOp | None:
+    """The first op behind wrong results that is in a coarser dtype than the program's; None where there is none.
+
+    For a run of which each value is right, in view of the dtypes that it was made in.
+    """
+    eps = torch.finfo(dtype).eps
+    for place in sorted(all_behind([place for places in starts for place in places], trace.values)):
+        value = trace.values[place]
+        if value.unit > eps and all(trace.values[source].unit <= eps for source in value.sources):
+            names = [str(each).removeprefix("torch.") for each in _COARSE if torch.finfo(each).eps == value.unit]
+            return WrongOp(
+                about=value.name, line=value.line, module=value.module, place=place, kind=MistakeKind.COARSER,
+                of=" or ".join(names), in_backward=value.in_backward, is_given=value.is_given,
+            )  # fmt: skip
+    return None
+
+
+def _again(run: Run, change: Change | None, around: AbstractContextManager[object]) -> Trace:
+    with around:
+        return traced_call(run.call, run.module, change=change)
 
 
 def _layouts(own: nn.Module | None, reference: nn.Module | None, *, rank: int, size: int) -> dict[str, Rows]:

@@ -6,6 +6,7 @@
     AsyncCollectiveTensor                    what plain functional collectives return in eager
     FakeStore (testing._internal)            a group of N ranks of which only one exists
     _device_constructors (_device)           functions that take a device and make a tensor
+    torch._C._set_grad_enabled               what no_grad calls: a mode of torch functions sees it
     tree_flatten, tree_unflatten (_pytree)   inputs and outputs of any nesting -> their tensors
     Tensor._base                             the tensor that a view is of
     Tensor._backward_hooks,                  whether code of the user's gets the tensor's gradient
@@ -78,6 +79,7 @@ def local_part(tensor: Any) -> Any:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+SET_GRAD_ENABLED: Callable[[bool], None] = torch._C._set_grad_enabled
 _NAMES = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 _REDUCE_OPS = {int(getattr(dist.ReduceOp, name.upper())): name for name in _NAMES}
 

@@ -28,6 +28,7 @@ class MistakeKind(StrEnum):
     LATE = "one step late"
     LEFT_OUT = "left out"
     WRONG_GROUP = "summed over the wrong group"
+    COARSER = "coarser dtype"
 
 
 _SAYS = {
@@ -36,7 +37,8 @@ _SAYS = {
     MistakeKind.GRADIENT_NOT_SUMMED: "the gradient of {of} is right only when it is summed over the ranks, and it is "
     "not: what the ranks do behind it differs",
     MistakeKind.GRADIENT_CUT: "the gradient that comes through it on a single device does not arrive: it is cut off",
-    MistakeKind.TP_TIMES: "{what} is {ratio} times the reference: what all {size} ranks hold alike is summed over them",
+    MistakeKind.TP_TIMES: "{what} is {ratio} times the reference: what all {size} ranks hold alike, or the mean of "
+    "each, is summed over them",
     MistakeKind.ONE_OF_TP: "{what} is 1/{size} of the reference: a sum over the ranks is divided by their number, or a "
     "mean is meant to be a sum",
     MistakeKind.PER_RANK: "{of}, which each rank holds whole, is added to its part of a sum: the sum over the ranks "
@@ -51,6 +53,7 @@ _SAYS = {
     MistakeKind.MASKED: "{what} differs from the reference in some rows only",
     MistakeKind.WRONG_GROUP: "what the ranks gave is right as the sum over all {size} of them, and the result is not "
     "that sum: it is taken over a different group, or is no sum",
+    MistakeKind.COARSER: "{what} is in {of}, and what is made of it is right within its roundings only",
     MistakeKind.LEFT_OUT: "it was given {of} as it is earlier: what the reference does in between is left out",
     MistakeKind.LATE: "it was given {of} as it was before, not as it is then: one step late",
 }

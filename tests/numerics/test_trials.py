@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tpcompile.evidence.records import WrongOp
-from tpcompile.numerics import missing_sum as module
+from tpcompile.numerics import trials as module
 from tpcompile.numerics.judged import Known
-from tpcompile.numerics.missing_sum import missing_sum
 from tpcompile.numerics.traced import Change, Trace, traced_call
+from tpcompile.numerics.trials import Trials
 from tpcompile.testing import run_on_ranks
 
 NUM_OPS = 5
@@ -29,17 +30,18 @@ def found(parts: torch.Tensor, *, comes: bool = True, adds: float = 0.0, limit_s
             total = total * 1.0
         return {"loss": total + adds}
 
-    def again(change: Change) -> Trace:
+    def again(change: Change | None, _around: AbstractContextManager[object]) -> Trace:
         nonlocal runs
         runs += 1
         return traced_call(call, None, change=change if comes else None)
 
     group: Any = dist.group.WORLD
     whole = traced_call(lambda: {"loss": torch.ones(4).sum()}, None)
-    item: WrongOp | None = missing_sum(
-        ["loss"], traced_call(call, None), again, Known.of([whole]), group,
+    trials = Trials(
+        traced_call(call, None), again, Known.of([whole]), group,
         tolerance=1e-5, device=torch.device("cpu"), limit_s=limit_s,
     )  # fmt: skip
+    item: WrongOp | None = trials.repaired(["loss"])
     return ("" if item is None else item.about), runs
 
 

@@ -1,0 +1,91 @@
+"""Repairs of the result of one op that are tried: a table. Each says what was wrong where it makes the run right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from tpcompile.evidence.records import MistakeKind
+from tpcompile.numerics.judged import LOOKUPS
+from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES, STATISTICS, SUMS_OVER_RANKS
+from tpcompile.numerics.traced import Value
+
+_LIKELY = STATISTICS | MASKS | LOOKUPS | {"aten.sum", "aten.arange"}
+"""Ops whose result is often one rank's part of what it is used for: tried first."""
+_NOT_SUMS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+"""Part of an op's name -> what its results on all ranks are combined with, which is a sum for all others."""
+_MEANS = "mean"
+_POSITIONS = "aten.arange"
+
+
+class Repair(NamedTuple):
+    """A change of an op's result."""
+
+    fits: Callable[[Value], bool]
+    changed: Callable[[Tensor, Value, dist.ProcessGroup], Tensor]
+    """Result, the op, group -> the result in its stead. All ranks call it."""
+    says: Callable[[Value, int], dict[str, Any]]
+    """The op, number of ranks -> fields of the WrongOp."""
+
+
+def is_likely(value: Value) -> bool:
+    """True for an op that is tried before others."""
+    return value.name in _LIKELY or value.name in SUMS_OVER_RANKS
+
+
+def _may_lack_a_sum(value: Value) -> bool:
+    is_collective = value.name.startswith(COLLECTIVES)
+    return value.is_float and not value.in_backward and not is_collective and value.name not in SAME_VALUES
+
+
+def _combined(result: Tensor, value: Value, group: dist.ProcessGroup) -> Tensor:
+    op = next((op for part, op in _NOT_SUMS.items() if part in value.name), dist.ReduceOp.SUM)
+    total = result.clone()
+    dist.all_reduce(total, op, group=group)
+    return total / group.size() if _MEANS in value.name else total
+
+
+def _says_combined(value: Value, _size: int) -> dict[str, Any]:
+    if value.name in STATISTICS:
+        return {"kind": MistakeKind.LOCAL_STATISTIC}
+    return {"kind": MistakeKind.NOT_SUMMED, "of": "and is used without it: with the sum the run is right"}
+
+
+def _is_sum_over_ranks(value: Value) -> bool:
+    is_there = value.tensor is not None and not value.is_late
+    return value.name in SUMS_OVER_RANKS and value.is_float and is_there and not value.in_backward
+
+
+def _divided(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
+    return result / group.size()
+
+
+def _multiplied(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
+    return result * group.size()
+
+
+def _is_of_positions(value: Value) -> bool:
+    return value.name == _POSITIONS and not value.in_backward
+
+
+def _of_this_rank(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
+    """Positions that begin at 0 on every rank: those that follow the ranks before this one."""
+    return result + group.rank() * result.numel()
+
+
+REPAIRS: dict[str, Repair] = {
+    "combine": Repair(_may_lack_a_sum, _combined, _says_combined),
+    "offset": Repair(
+        _is_of_positions, _of_this_rank, lambda _value, _size: {"kind": MistakeKind.OTHER_PART, "other": 0}
+    ),
+    "divide": Repair(
+        _is_sum_over_ranks, _divided, lambda _value, size: {"kind": MistakeKind.TP_TIMES, "ratio": float(size)}
+    ),
+    "multiply": Repair(
+        _is_sum_over_ranks, _multiplied, lambda _value, size: {"kind": MistakeKind.ONE_OF_TP, "ratio": 1 / size}
+    ),
+}
+"""Name -> repair; for one op they are tried in this order."""
