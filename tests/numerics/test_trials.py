@@ -11,11 +11,14 @@ import torch.distributed as dist
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics import trials as module
 from tpcompile.numerics.judged import Known
-from tpcompile.numerics.traced import Change, Trace, traced_call
+from tpcompile.numerics.repairs import REPAIRS
+from tpcompile.numerics.traced import Change, Trace, Value, traced_call
 from tpcompile.numerics.trials import Trials
 from tpcompile.testing import run_on_ranks
 
 NUM_OPS = 5
+NUM_RUNS = 43
+"""Where nothing helps: each repair of each op, alone and with the others of its line, and what is kept for it."""
 Found = tuple[str, int]
 """The op that was found, and how many runs were made."""
 
@@ -61,6 +64,24 @@ def test_what_makes_the_result_right_is_found_and_trying_ends() -> None:
     assert ranks[0] == ranks[1] == {
         "a sum": ("aten.sum", 2),
         "one rank does not come to it": ("", 1),
-        "nothing helps": ("", 1 + NUM_OPS + 1),
-        "no time": ("", 2),
+        "nothing helps": ("", NUM_RUNS),
+        "no time": ("", 1),
     }  # fmt: skip
+
+
+def fits_offset(name: str, table: tuple[int, ...]) -> bool:
+    """Of four positions on two ranks, looked up in a table by that op."""
+    made = [
+        Value("aten.arange", (4,), (1.0,), (), None, is_float=False),
+        Value("aten.add", (4,), (1.0,), (), None, (0,), is_float=False),
+        Value("a table", table, (1.0,), (), None, is_given=True),
+        Value(name, (4, 8), (1.0,), (), None, (2, 1)),
+    ]
+    return REPAIRS["offset"].fits(0, made, 2)
+
+
+def test_positions_are_moved_where_those_of_all_ranks_are_in_the_table() -> None:
+    assert fits_offset("aten.index", (8, 8))
+    assert not fits_offset("aten.index", (7, 8))
+    assert not fits_offset("aten.embedding", (4, 64))
+    assert fits_offset("aten.mul", (4, 1))

@@ -165,8 +165,13 @@ def all_judged(
     rank: int,
     size: int,
     right: Collection[str] = (),
+    of_right: Collection[int] = (),
 ) -> list[Judged]:
-    """How each value of this rank of `size` is right, in their order; `right` names parameters that are."""
+    """How each value of this rank of `size` is right, in their order.
+
+    `right` names parameters that are; `of_right` are places of what right results were made of: the reference need not
+    have an equal one.
+    """
     found: list[Judged] = []
     for place, value in enumerate(values):
         same = [source for source in value.sources if _is_same(value, values[source])]
@@ -175,7 +180,8 @@ def all_judged(
         if not same:
             allowed = allowed_for(value, tolerance)
             judged = _judged_alone(value, known, total, tolerance=allowed, rank=rank, size=size)
-        if judged == Judged.WRONG and value.is_given and value.name in right:
+        is_given_right = value.is_given and value.name in right
+        if judged == Judged.WRONG and (is_given_right or place in of_right):
             judged = Judged.PART  # in a layout whose shape the reference has for something else
         found.append(judged or _as_made([found[source] for source in value.sources]))
     return found
@@ -246,6 +252,11 @@ def behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[Judg
 def all_behind(places: Iterable[int], values: Sequence[Value]) -> set[int]:
     """The places, and all that they were made from."""
     return behind(places, values, [Judged.WHOLE] * len(values), {Judged.WHOLE})
+
+
+def is_of_gradients(place: int, values: Sequence[Value]) -> bool:
+    """True for a gradient, and for what was made of gradients: a norm, a weight after a step."""
+    return any(values[each].in_backward for each in all_behind([place], values))
 
 
 def times(numbers: Fingerprint, factor: float) -> Fingerprint:

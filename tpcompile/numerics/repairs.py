@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -18,13 +19,17 @@ _LIKELY = STATISTICS | MASKS | LOOKUPS | {"aten.sum", "aten.arange"}
 _NOT_SUMS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 """Part of an op's name -> what its results on all ranks are combined with, which is a sum for all others."""
 _MEANS = "mean"
+_SCALES = {"aten.mul", "aten.div"}
+_LOOKS_UP = ("aten.index", "aten._unsafe_index", "aten.embedding", "aten.gather", "aten.scatter", "aten.take")
+"""How names of ops begin that are given places in a table."""
 _POSITIONS = "aten.arange"
 
 
 class Repair(NamedTuple):
     """A change of an op's result."""
 
-    fits: Callable[[Value], bool]
+    fits: Callable[[int, Sequence[Value], int], bool]
+    """Place of the op, values of the run, number of ranks."""
     changed: Callable[[Tensor, Value, dist.ProcessGroup], Tensor]
     """Result, the op, group -> the result in its stead. All ranks call it."""
     says: Callable[[Value, int], dict[str, Any]]
@@ -36,7 +41,8 @@ def is_likely(value: Value) -> bool:
     return value.name in _LIKELY or value.name in SUMS_OVER_RANKS
 
 
-def _may_lack_a_sum(value: Value) -> bool:
+def _may_lack_a_sum(place: int, values: Sequence[Value], _size: int) -> bool:
+    value = values[place]
     is_collective = value.name.startswith(COLLECTIVES)
     return value.is_float and not value.in_backward and not is_collective and value.name not in SAME_VALUES
 
@@ -54,9 +60,12 @@ def _says_combined(value: Value, _size: int) -> dict[str, Any]:
     return {"kind": MistakeKind.NOT_SUMMED, "of": "and is used without it: with the sum the run is right"}
 
 
-def _is_sum_over_ranks(value: Value) -> bool:
+def _may_be_scaled(place: int, values: Sequence[Value], _size: int) -> bool:
+    """True for a sum over the ranks, and for a product with a Python number."""
+    value = values[place]
     is_there = value.tensor is not None and not value.is_late
-    return value.name in SUMS_OVER_RANKS and value.is_float and is_there and not value.in_backward
+    is_by_number = value.name in _SCALES and len(value.sources) == 1
+    return (value.name in SUMS_OVER_RANKS or is_by_number) and value.is_float and is_there and not value.in_backward
 
 
 def _divided(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
@@ -67,8 +76,25 @@ def _multiplied(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tens
     return result * group.size()
 
 
-def _is_of_positions(value: Value) -> bool:
-    return value.name == _POSITIONS and not value.in_backward
+def _is_of_positions(place: int, values: Sequence[Value], size: int) -> bool:
+    """True for positions of which those of other ranks would be in each table that they are looked up in.
+
+    A place outside of a table raises on one rank alone, and on a GPU ends the process.
+    """
+    value = values[place]
+    if value.name != _POSITIONS or value.in_backward:
+        return False
+    last = size * max(1, math.prod(value.shape))
+    reached = {place}
+    for number in range(place + 1, len(values)):
+        user = values[number]
+        if not reached.isdisjoint(user.sources):
+            if not user.is_float:
+                reached.add(number)
+            tables = [values[source].shape for source in user.sources if source not in reached]
+            if user.name.startswith(_LOOKS_UP) and any(min(shape, default=0) < last for shape in tables):
+                return False
+    return True
 
 
 def _of_this_rank(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
@@ -82,10 +108,10 @@ REPAIRS: dict[str, Repair] = {
         _is_of_positions, _of_this_rank, lambda _value, _size: {"kind": MistakeKind.OTHER_PART, "other": 0}
     ),
     "divide": Repair(
-        _is_sum_over_ranks, _divided, lambda _value, size: {"kind": MistakeKind.TP_TIMES, "ratio": float(size)}
+        _may_be_scaled, _divided, lambda _value, size: {"kind": MistakeKind.TP_TIMES, "ratio": float(size)}
     ),
     "multiply": Repair(
-        _is_sum_over_ranks, _multiplied, lambda _value, size: {"kind": MistakeKind.ONE_OF_TP, "ratio": 1 / size}
+        _may_be_scaled, _multiplied, lambda _value, size: {"kind": MistakeKind.ONE_OF_TP, "ratio": 1 / size}
     ),
 }
 """Name -> repair; for one op they are tried in this order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -20,18 +20,21 @@ from torch import Tensor
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
 from tpcompile.numerics.attached import Cut, attached, cuts_of
-from tpcompile.numerics.judged import Known, allowed_for, kept_places
-from tpcompile.numerics.op_names import SAME_VALUES
+from tpcompile.numerics.judged import Known, allowed_for, is_of_gradients, kept_places
 from tpcompile.numerics.repairs import REPAIRS, Repair, is_likely
 from tpcompile.numerics.traced import Change, Trace, Value
 
 _MOST = 32
 """Repairs that are tried at most."""
+_MOST_ALIKE = 16
+"""Ops of one line that are repaired together at most: each takes a run."""
 _LEAST_S = 20.0
 """A small program is tried for so long, although the search for its wrong op took no time."""
 _RIGHT, _OVER = "right", "over"
 """What a rank says of its results, and one whose results are not right and whose time is up."""
 
+Trial = tuple[Change | None, AbstractContextManager[object], WrongOp]
+"""A change of the results of ops, what is around the run, and the finding if the run is right."""
 RunAgain = Callable[[Change | None, AbstractContextManager[object]], Trace]
 """A change of the results of ops, and what is around the run -> the run."""
 
@@ -53,27 +56,17 @@ class Trials:
 
         None where nothing does, where nothing did in `limit_s`, and where nothing is wrong on this rank.
         """
-        backward = [name for name in wrong if self._is_gradient(self.trace.results[name])]
+        backward = [name for name in wrong if is_of_gradients(self.trace.results[name], self.trace.values)]
         forward = [name for name in wrong if name not in backward]
         is_forward = any(map(json.loads, self._all(json.dumps(bool(forward)))))
-        if is_forward:
-            return self._first_right(forward, self._values(forward))
-        return self._first_right(backward, self._gradients(backward))
-
-    def _is_gradient(self, place: int) -> bool:
-        value = self.trace.values[place]
-        is_copy = value.name in SAME_VALUES and bool(value.sources)
-        return value.in_backward or (is_copy and self._is_gradient(value.sources[0]))
-
-    def _first_right(
-        self, wrong: Sequence[str], trials: Iterator[tuple[Change | None, AbstractContextManager[object], WrongOp]]
-    ) -> WrongOp | None:
         deadline_s = time.monotonic() + max(self.limit_s, _LEAST_S)
+        if is_forward:
+            return self._first_right(forward, self._values(forward, deadline_s), deadline_s)
+        return self._first_right(backward, self._gradients(backward), deadline_s)
+
+    def _first_right(self, wrong: Sequence[str], trials: Iterator[Trial], deadline_s: float) -> WrongOp | None:
         for change, around, item in trials:
-            try:
-                again = self.run_again(change, around)
-            except Exception:  # of the program, which may need what it is without
-                again = Trace()
+            again = self._run(change, around)
             found = [again.values[place] for name, place in again.results.items() if name in wrong]
             is_right = len(found) == len(wrong) and all(map(self._is_right, found))
             says = self._all(_RIGHT if is_right else _OVER if time.monotonic() > deadline_s else "wrong")
@@ -83,27 +76,53 @@ class Trials:
                 return None
         return None
 
-    def _values(self, wrong: Iterable[str]) -> Iterator[tuple[Change | None, AbstractContextManager[object], WrongOp]]:
-        """Each op behind the wrong results with each repair that fits it, the likely ones first."""
+    def _run(self, change: Change | None, around: AbstractContextManager[object]) -> Trace:
+        try:
+            return self.run_again(change, around)
+        except Exception:  # of the program, which may need what is changed
+            return Trace()
+
+    def _values(self, wrong: Iterable[str], deadline_s: float) -> Iterator[Trial]:
+        """Each op behind the wrong results with each repair that fits it, the likely ones first.
+
+        A line runs once in each layer, and what is wrong with it is wrong each time: the op is repaired wherever it
+        runs, then the one alone.
+        """
         values = self.trace.values
         places = kept_places([value.name for value in values])
         number_of = {place: number for number, place in enumerate(places)}
         own = [(number_of[place], name) for place, name in self._between(wrong) if place in number_of]
         texts = self._all(json.dumps(own))
-        tried = list(dict.fromkeys((number, name) for text in texts for number, name in json.loads(text)))[:_MOST]
-        results: dict[int, Tensor] = {}
-        if tried:
-            self.run_again(_keep([number for number, _ in tried], results), nullcontext())
-        # Ranks combine between two runs: in one, a rank that does not come to the op would let the others wait.
-        shapes = json.dumps({number: list(result.shape) for number, result in sorted(results.items())})
-        if len(set(self._all(shapes))) > 1:
-            return
-        for number, name in tried:
-            if number in results:
-                place, repair = places[number], REPAIRS[name]
-                changed = repair.changed(results[number], values[place], self.group)
-                item = _described(place, values[place], repair, size=self.group.size())
-                yield _replace(number, changed), nullcontext(), item
+        found = list(dict.fromkeys((number, name) for text in texts for number, name in json.loads(text)))
+        tried: dict[tuple[tuple[int, ...], str], None] = {}
+        for number, name in found:
+            alike = tuple(other for other, _ in found if _is_same_op(values[places[other]], values[places[number]]))
+            tried |= {(tuple(sorted(set(alike))), name): None, ((number,), name): None}
+        for numbers, name in list(tried)[:_MOST]:
+            repair, place = REPAIRS[name], places[numbers[0]]
+            changed = self._changed(numbers, repair, values[place], deadline_s)
+            if changed is None:
+                return
+            yield _replace(changed), nullcontext(), _described(place, values[place], repair, size=self.group.size())
+
+    def _changed(
+        self, numbers: Sequence[int], repair: Repair, value: Value, deadline_s: float
+    ) -> dict[int, Tensor] | None:
+        """The repaired results of these ops; None where a rank does not come to one of them, and when the time is over.
+
+        One after the other, as each is given what the one before it returns. Ranks combine between two runs: in one,
+        a rank that does not come to the op would let the others wait.
+        """
+        changed: dict[int, Tensor] = {}
+        for number in numbers[:_MOST_ALIKE]:
+            results: dict[int, Tensor] = {}
+            self._run(_keep(number, results, changed), nullcontext())
+            shapes = json.dumps([list(result.shape) for result in results.values()])
+            says = self._all(_OVER if time.monotonic() > deadline_s else shapes)
+            if not results or _OVER in says or len(set(says)) > 1:
+                return None
+            changed[number] = repair.changed(results[number], value, self.group)
+        return changed
 
     def _between(self, wrong: Iterable[str]) -> list[tuple[int, str]]:
         """(Place, repair) of what is behind wrong results, back to values that the reference has, likely ones first."""
@@ -116,12 +135,13 @@ class Trials:
             if place not in found and not (value.is_given or self._is_right(value)):
                 found.add(place)
                 left += value.sources
-        tried = [(place, name) for place in found for name, repair in REPAIRS.items() if repair.fits(values[place])]
+        size = self.group.size()
+        tried = [
+            (place, name) for place in found for name, repair in REPAIRS.items() if repair.fits(place, values, size)
+        ]
         return sorted(tried, key=lambda each: (not is_likely(values[each[0]]), each[0]))[:_MOST]
 
-    def _gradients(
-        self, wrong: Collection[str]
-    ) -> Iterator[tuple[Change | None, AbstractContextManager[object], WrongOp]]:
+    def _gradients(self, wrong: Collection[str]) -> Iterator[Trial]:
         """Each line of the program that cuts a gradient off, without that."""
         cuts: list[Cut] = []
         self.run_again(None, cuts_of(cuts))
@@ -141,18 +161,25 @@ class Trials:
         return texts_of_all_ranks(text, self.group, self.device)
 
 
-def _keep(numbers: Collection[int], results: dict[int, Tensor]) -> Change:
+def _is_same_op(one: Value, other: Value) -> bool:
+    return (one.name, one.line) == (other.name, other.line)
+
+
+def _keep(number: int, results: dict[int, Tensor], changed: Mapping[int, Tensor]) -> Change:
+    replace = _replace(changed)
+
     def change(at: int, result: Tensor) -> Tensor:
-        if at in numbers:
+        if at == number:
             results[at] = result.clone()
-        return result
+        return replace(at, result)
 
     return change
 
 
-def _replace(number: int, changed: Tensor) -> Change:
+def _replace(changed: Mapping[int, Tensor]) -> Change:
     def change(at: int, result: Tensor) -> Tensor:
-        return changed if at == number and changed.shape == result.shape else result
+        other = changed.get(at)
+        return result if other is None or other.shape != result.shape else other
 
     return change
 

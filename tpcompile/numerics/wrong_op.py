@@ -29,6 +29,7 @@ from tpcompile.numerics.judged import (
     all_judged,
     as_text,
     behind,
+    is_of_gradients,
     sums_over_ranks,
 )
 from tpcompile.numerics.judged_run import Evidence
@@ -85,7 +86,11 @@ def wrong_op_of(
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
     known = Known.of(traced_call(each.call, each.module, size=size, cuts=unequal) for each in references)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
-    found = first_wrong_op(trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts)
+    others = [place for name, place in trace.results.items() if name not in wrong]
+    of_right = all_behind([place for place in others if not is_of_gradients(place, trace.values)], trace.values)
+    found = first_wrong_op(
+        trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts, of_right=of_right
+    )
     if group is None or not sums:
         return found or _coarser(trace, starts, dtype)
     is_open = found is None or found.kind in _MAY_BE_OTHERWISE
@@ -167,13 +172,17 @@ def first_wrong_op(
     rank: int,
     size: int,
     right: Collection[str] = (),
+    of_right: Collection[int] = (),
 ) -> WrongOp | None:
     """The first op, or tensor that was given, from which the wrong values among `starts` come; None when unknown.
 
-    The first of the `starts` in which something is wrong counts. `right` names parameters that are right.
+    The first of the `starts` in which something is wrong counts. `right` names parameters that are right; `of_right`
+    are places of what right results of the forward pass were made of.
     """
     tolerance = tolerance_of(dtype)
-    judged = all_judged(trace.values, known, sums, tolerance=tolerance, rank=rank, size=size, right=right)
+    judged = all_judged(
+        trace.values, known, sums, tolerance=tolerance, rank=rank, size=size, right=right, of_right=of_right
+    )
     found = Evidence(trace.values, judged, known, sums, tolerance=tolerance, rank=rank, size=size)
     for places in starts:
         divided = {found.divided_behind([place]) for place in places if judged[place].is_summand}
