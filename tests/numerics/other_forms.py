@@ -90,6 +90,33 @@ def sum_of_what_is_rounded(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(sent).to(y.dtype)
 
 
+def _summed(m: Any, x: Tensor) -> Tensor:
+    return m.comm.all_reduce(x)
+
+
+def _row_parallel(m: Any, x: Tensor) -> Tensor:
+    return _summed(m, F.linear(x, m.down))
+
+
+def sum_of_what_is_summed(m: Any, x: Tensor) -> Tensor:
+    """The line of the helper is right in other calls."""
+    y = _row_parallel(m, F.linear(m.comm.copy_to_tp(x), m.up).relu())
+    if m.is_wrong:
+        y = _summed(m, y)  # fault: twice
+    return torch.tanh(y)
+
+
+def adapter_scaled_by_its_part(m: Any, x: Tensor) -> Tensor:
+    """In two layers: what repairs one of them leaves the other."""
+    for _ in range(2):
+        if m.comm.size == 1:
+            x = torch.tanh(F.linear(x, torch.eye(w.WIDTH).to(x) + m.down @ m.up))
+        else:
+            added = m.comm.all_reduce(F.linear(F.linear(m.comm.copy_to_tp(x), m.up), m.down))  # fault: adapter
+            x = torch.tanh(x + added * (m.comm.size if m.is_wrong else 1))
+    return x
+
+
 def weights_of_the_own_experts(m: Any, x: Tensor) -> Tensor:
     """Router probabilities in one softmax, or by hand over the experts of all ranks."""
     scores_BSn = F.linear(m.comm.copy_to_tp(x), m.table)
@@ -146,6 +173,8 @@ OTHER_FORMS = (
     w.Case(logarithm_of_the_own_sum, {"table": w.TABLE}, "not summed", mark="fault: logarithm"),
     w.Case(shares_of_the_own_experts, _EXPERTS, "not summed", mark="fault: shares"),
     w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
+    w.Case(adapter_scaled_by_its_part, w.MLP, "tp times", mark="fault: adapter"),
+    w.Case(sum_of_what_is_summed, w.MLP, "tp times", mark="fault: twice"),
     w.Case(mean_of_the_means_of_shards, {"table": w.TABLE}, "tp times", mark="fault: mean"),
     w.Case(slopes_of_the_first_heads, _ATTENTION, "part of a different rank", mark="fault: slopes"),
     w.Case(norm_without_its_gradient, w.MLP, "gradient cut", mark="fault: gradient"),

@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from tpcompile.numerics.judged import is_near, multiple_of
+from tpcompile.numerics.fingerprints import NUM_SUMS
+from tpcompile.numerics.judged import Judged, Known, all_judged, is_near, multiple_of
+from tpcompile.numerics.traced import Trace, Value
 
 
 def test_numbers_whose_squares_are_no_floats_are_compared() -> None:
@@ -18,3 +20,14 @@ def test_numbers_whose_squares_are_no_floats_are_compared() -> None:
     assert not is_near((math.inf, 1.0), (math.inf, 1.0), 1e-6)
     assert not is_near((1.0, 1.0), (math.inf, 1.0), 1e-6)
     assert multiple_of((1.0, 2.0), (0.0, 0.0)) == 0
+
+
+def test_what_a_right_result_was_made_of_is_right_and_its_copies_are() -> None:
+    """The reference has a value of that shape, and none that is equal."""
+    known = Known.of([Trace([Value("aten.add", (2,), (1.0,) * NUM_SUMS, (), None)])])
+    own = [
+        Value("aten.mul", (2,), (5.0,) * NUM_SUMS, (), None),
+        Value("aten.detach", (2,), (5.0,) * NUM_SUMS, (), None, (0,)),
+    ]
+    of_right = [all_judged(own, known, [], tolerance=1e-5, rank=0, size=2, of_right=places) for places in ((), {0})]
+    assert of_right == [[Judged.WRONG] * 2, [Judged.PART] * 2]

@@ -7,12 +7,13 @@ same numbers in a different order. A summand of a rank that was used as if it we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import MistakeKind, WrongOp
+from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.numerics.beside_reference import late, update_multiple
 from tpcompile.numerics.judged import SUMMANDS, Judged, allowed_for, behind, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
@@ -33,8 +34,8 @@ Fields = dict[str, Any]
 """Fields of a WrongOp."""
 
 
-def described(place: int, found: Evidence) -> WrongOp:
-    """The finding for the value with which wrong numbers begin."""
+def described(place: int, found: Evidence, wrong: Collection[int] = ()) -> WrongOp:
+    """The finding for the value with which wrong numbers begin; `wrong` are the places of all that led to them."""
     found = replace(found, tolerance=allowed_for(found.values[place], found.tolerance))
     fields: Fields = {}
     for row in ROWS:
@@ -47,7 +48,7 @@ def described(place: int, found: Evidence) -> WrongOp:
     wanted = None if right is None or right.rank >= 0 else right.value.shown
     everywhere: Fields = {
         "about": value.name,
-        "line": value.line,
+        "line": _telling_line(place, found.values, wrong),
         "module": value.module,
         "place": place,
         "in_backward": value.in_backward,
@@ -57,6 +58,27 @@ def described(place: int, found: Evidence) -> WrongOp:
         "wanted": wanted,
     }
     return WrongOp(**(everywhere | fields))
+
+
+def _telling_line(place: int, values: Sequence[Value], wrong: Collection[int]) -> UserLine | None:
+    """The line of a wrong value; where it did no wrong in other calls, the caller that those do not share with it."""
+    value = values[place]
+    lines = (value.line, *value.callers)
+    right = [
+        (each.line, *each.callers)
+        for number, each in enumerate(values)
+        if (each.name, each.line) == (value.name, value.line) and number not in wrong
+    ]
+    if place not in wrong or not right:
+        return value.line
+    shared = max(_num_shared(lines, other) for other in right)
+    return lines[shared] if shared < len(lines) else value.line
+
+
+def _num_shared(lines: Sequence[UserLine | None], others: Sequence[UserLine | None]) -> int:
+    """How many lines the two have in common, from the first on."""
+    pairs = zip(lines, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def gradient_cut(place: int, found: Evidence) -> WrongOp | None:

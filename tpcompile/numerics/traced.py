@@ -7,12 +7,13 @@ sum over the ranks. An op of a backward pass has the line of the op whose gradie
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.lines import line_of_frame
+from tpcompile.evidence.text.lines import is_library_file, line_of_frame
 from tpcompile.numerics import drawn
 from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
 from tpcompile.numerics.op_names import IN_SOME_RUNS
@@ -47,6 +48,7 @@ _FUNCTIONAL, _IN_PLACE = "_c10d_functional.", "c10d."
 """Ops whose result is not there yet when they return."""
 _STILL_PENDING = ("_c10d_functional._wrap_tensor_autograd", "aten.view")
 """Ops that an AsyncCollectiveTensor takes without a wait; any other one waits for it."""
+_MOST_CALLERS = 6
 _DEEP = 8
 """Frames in which a mode that is inside of this one is looked for: torch has some between the two."""
 _ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
@@ -81,6 +83,8 @@ class Value:
     forward: int | None = None
     """Place of the op whose gradient it makes in a backward pass, where that is known."""
     in_backward: bool = False
+    callers: tuple[UserLine, ...] = ()
+    """Lines of the user's that called this one, innermost first."""
     is_late: bool = False
     """Its numbers, those of a collective, were there only when an op waited for them."""
     node: int | None = None
@@ -168,6 +172,7 @@ class _Op:
     forward: int | None = None
     in_backward: bool = False
     is_late: bool = False
+    callers: tuple[UserLine, ...] = ()
 
 
 class _Tracing(TorchDispatchMode):
@@ -221,6 +226,8 @@ class _Tracing(TorchDispatchMode):
         given = list(_tensors((args, kwargs)))
         name = func._schema.name.replace("::", ".")
         op = self._op(name, self._line_of_caller(name))
+        if not op.in_backward:
+            op = replace(op, callers=_callers())
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
         pending = [value for value in map(self.trace.values.__getitem__, sources) if value.tensor is None]
@@ -237,7 +244,10 @@ class _Tracing(TorchDispatchMode):
         if name == _READ and isinstance(out, float):
             self._numbers[_rounded(out)] = sources[0]
         if name == _WAIT and pending:  # the collective was seen: the result is its
-            op = _Op(pending[0].name, pending[0].line, (), False, pending[0].forward, pending[0].in_backward)
+            begun = pending[0]
+            op = _Op(
+                begun.name, begun.line, forward=begun.forward, in_backward=begun.in_backward, callers=begun.callers
+            )
         if results and not op.in_backward:
             self._forward_of.setdefault(forward_number(), len(self.trace.values))
         apart = _read_for_each(name, args, results)
@@ -278,12 +288,13 @@ class _Tracing(TorchDispatchMode):
         if not later:
             return _Op(name, line, in_backward=True)
         place = self._forward_of[min(later)]
-        return _Op(name, self.trace.values[place].line, forward=place, in_backward=True)
+        forward = self.trace.values[place]
+        return _Op(name, forward.line, callers=forward.callers, forward=place, in_backward=True)
 
     def _line_of_caller(self, name: str) -> UserLine | None:
         """The line that runs the op; None where that is the code which follows the run."""
         line = self._line_of(name, _caller())
-        return None if Path(line.file).parent in _FOLLOWING else line
+        return None if _follows(line.file) else line
 
     def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
         known = self._places.get(tensor)
@@ -315,6 +326,7 @@ class _Tracing(TorchDispatchMode):
             forward=op.forward,
             in_backward=op.in_backward,
             is_late=op.is_late,
+            callers=op.callers,
             node=None if op.in_backward else forward_number(),
         )
         self._places[tensor] = len(self.trace.values)
@@ -343,6 +355,19 @@ def _caller() -> FrameType:
         if one.f_code.co_filename == drawn.__file__ and one.f_back is not None:
             frame = one.f_back
     return frame
+
+
+@functools.cache
+def _follows(file: str) -> bool:
+    return Path(file).parent in _FOLLOWING
+
+
+def _callers() -> tuple[UserLine, ...]:
+    """The lines of the user's outside of the innermost one, up to what runs the program."""
+    frames = (frame for frame, _ in traceback.walk_stack(_caller()))
+    inside = takewhile(lambda frame: not _follows(frame.f_code.co_filename), frames)
+    users = (frame for frame in inside if not is_library_file(frame.f_code.co_filename))
+    return tuple(line_of_frame(frame) for frame in islice(users, 1, _MOST_CALLERS))
 
 
 def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:

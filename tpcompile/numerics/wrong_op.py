@@ -192,6 +192,6 @@ def first_wrong_op(
         origins = {place for place in wrong if wrong.isdisjoint(trace.values[place].sources)}
         begins = origins | (divided - unlike)
         if begins:
-            return described(min(begins), found)
+            return described(min(begins), found, wrong)
     cut = [gradient_cut(place, found) for places in starts for place in places]
     return next(filter(None, cut), None)
