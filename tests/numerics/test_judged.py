@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from tpcompile.numerics.fingerprints import NUM_SUMS
+from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
 from tpcompile.numerics.judged import Judged, Known, all_judged, is_near, multiple_of
 from tpcompile.numerics.traced import Trace, Value
 
@@ -31,3 +32,10 @@ def test_what_a_right_result_was_made_of_is_right_and_its_copies_are() -> None:
     ]
     of_right = [all_judged(own, known, [], tolerance=1e-5, rank=0, size=2, of_right=places) for places in ((), {0})]
     assert of_right == [[Judged.WRONG] * 2, [Judged.PART] * 2]
+
+
+def test_scores_that_are_wrong_are_wrong_once_they_are_masked() -> None:
+    scores = torch.linspace(-2, 2, 64).view(8, 8)
+    future = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    right, wrong = (fingerprint((scores * factor).masked_fill(future, -math.inf)) for factor in (1.0, 1.02))
+    assert is_near(right, right, 1e-5) and not is_near(wrong, right, 1e-3)
