@@ -51,14 +51,18 @@ class Trials:
     device: torch.device
     limit_s: float
 
-    def repaired(self, wrong: Sequence[str]) -> WrongOp | None:
+    def repaired(self, wrong: Sequence[str], *, is_open: bool) -> WrongOp | None:
         """What makes the `wrong` results of this rank right, with those of all others.
 
-        None where nothing does, where nothing did in `limit_s`, and where nothing is wrong on this rank.
+        `is_open` where this rank has no finding that is certain: if none is open on any rank, nothing is tried. None
+        where nothing helps, where nothing did in `limit_s`, and where nothing is wrong on this rank.
         """
         backward = [name for name in wrong if is_of_gradients(self.trace.results[name], self.trace.values)]
         forward = [name for name in wrong if name not in backward]
-        is_forward = any(map(json.loads, self._all(json.dumps(bool(forward)))))
+        asks = [json.loads(text) for text in self._all(json.dumps([is_open, bool(forward)]))]
+        is_any_open, is_forward = map(any, zip(*asks, strict=True))
+        if not is_any_open:
+            return None
         deadline_s = time.monotonic() + max(self.limit_s, _LEAST_S)
         if is_forward:
             return self._first_right(forward, self._values(forward, deadline_s), deadline_s)

@@ -8,7 +8,7 @@ right again. Of several such ops the first in the order of execution is the find
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -84,16 +84,20 @@ def wrong_op_of(
     unequal = unequal_cuts(layouts.values(), rank=rank, size=size)
     if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
-    known = Known.of(traced_call(each.call, each.module, size=size, cuts=unequal) for each in references)
+    singles = [traced_call(each.call, each.module, size=size, cuts=unequal) for each in references]
+    known = Known.of(singles)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     others = [place for name, place in trace.results.items() if name not in wrong]
     of_right = all_behind([place for place in others if not is_of_gradients(place, trace.values)], trace.values)
     found = first_wrong_op(
         trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts, of_right=of_right
     )
+    in_own_dtype = [value.unit for single in singles[:-1] for value in single.values]
+    rounded = coarser(trace, starts[0], than=max(torch.finfo(dtype).eps, *in_own_dtype, 0.0))
     if group is None or not sums:
-        return found or _coarser(trace, starts, dtype)
-    is_open = found is None or found.kind in _MAY_BE_OTHERWISE
+        return found or rounded
+    mine = [name for name in wrong if name in trace.results]
+    is_open = bool(mine) and (found is None or found.kind in _MAY_BE_OTHERWISE)
     trials = Trials(
         trace,
         lambda change, around: _again(run, change, around),
@@ -103,19 +107,19 @@ def wrong_op_of(
         device=device,
         limit_s=time.monotonic() - began_s,
     )
-    repaired = trials.repaired([name for name in wrong if name in trace.results] if is_open else [])
-    return repaired or found or _coarser(trace, starts, dtype)
+    repaired = trials.repaired(mine, is_open=is_open)
+    return repaired or found or rounded
 
 
-def _coarser(trace: Trace, starts: Sequence[Sequence[int]], dtype: torch.dtype) -> WrongOp | None:
-    """The first op behind wrong results that is in a coarser dtype than the program's; None where there is none.
+def coarser(trace: Trace, wrong: Iterable[int], *, than: float) -> WrongOp | None:
+    """The first op behind wrong results whose dtype has a larger unit in the last place; None where there is none.
 
-    For a run of which each value is right, in view of the dtypes that it was made in.
+    For a run of which each value is right, in view of the dtypes that it was made in, and `than`, the largest unit of
+    the reference.
     """
-    eps = torch.finfo(dtype).eps
-    for place in sorted(all_behind([place for places in starts for place in places], trace.values)):
+    for place in sorted(all_behind(wrong, trace.values)):
         value = trace.values[place]
-        if value.unit > eps and all(trace.values[source].unit <= eps for source in value.sources):
+        if value.unit > than and all(trace.values[source].unit <= than for source in value.sources):
             names = [str(each).removeprefix("torch.") for each in _COARSE if torch.finfo(each).eps == value.unit]
             return WrongOp(
                 about=value.name, line=value.line, module=value.module, place=place, kind=MistakeKind.COARSER,
