@@ -30,7 +30,7 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, D] -> [B, D]."""
-        return funcol.all_reduce(self.linear(x) * self.scale, "sum", self.group)  # fault: attribute
+        return funcol.all_reduce(self.linear(x) * self.scale, "sum", self.group)  # fault: group
 
 
 def read_in_call(program: Any, inputs: Inputs) -> object:
@@ -53,6 +53,7 @@ _STEPS: dict[str, Callable[[Any, Inputs], object]] = {
     "step": read_in_call, "random": draws, "package": kept_by_package,
 }  # fmt: skip
 _ODD = [-1]
+_ENDINGS = ("never returns", "killed", "SIGINT", "SIGTERM", "raise")
 
 
 def misbehave(fault: str) -> None:
@@ -79,7 +80,7 @@ def build(ctx: TargetContext) -> tpcompile.Target:
     random.seed(rank)
     if rank == 0:
         print("building")
-    if rank == odd:
+    if fault in _ENDINGS and rank == odd:
         misbehave(fault)
     if fault == "package":
         keep_rank(rank)
@@ -88,7 +89,7 @@ def build(ctx: TargetContext) -> tpcompile.Target:
         dist.new_group(list(half))  # fault: order
     model = Scaled(ctx.mesh.get_group("dp" if fault == "group" and rank == odd else "tp"))
     if fault == "attribute" and rank == odd:
-        model.scale = 3
+        model.scale = 3  # fault: attribute
     inputs = (torch.randn(4, 8, device=ctx.device),)
     return tpcompile.Target(program=model.to(ctx.device), inputs=inputs, step=_STEPS.get(fault))
 

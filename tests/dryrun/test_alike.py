@@ -55,7 +55,7 @@ def test_a_rank_that_starts_as_a_traced_one_is_built_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("fault", "line"), [("attribute", "attribute"), ("group", "attribute"), ("order", "order"), ("step", None)]
+    ("fault", "line"), [("attribute", "attribute"), ("group", "group"), ("order", "order"), ("step", None)]
 )
 def test_a_fault_of_a_rank_in_the_middle_is_named(fault: str, line: str | None, tmp_path: Path) -> None:
     ended, verdict = run(tmp_path, fault)
