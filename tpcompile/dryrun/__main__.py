@@ -25,7 +25,7 @@ from tpcompile.dryrun.branch import with_executed_lines
 from tpcompile.dryrun.forks import Forks
 from tpcompile.dryrun.judge import Judge
 from tpcompile.dryrun.plan import Plan, axes_of, ranks_of
-from tpcompile.errors import ExitCode
+from tpcompile.errors import ExitCode, TpCompileError
 from tpcompile.evidence.judgement.verdict import DRYRUN
 from tpcompile.evidence.rundir import RunDir, new_name
 from tpcompile.report import console, show
@@ -97,7 +97,8 @@ def dryrun(
         judge.stopped_with = ExitCode(*stopped.args or (ExitCode.INTERRUPTED,))
     verdict = judge.verdict()
     if judge.stopped_with is None:
-        with suppress(KeyboardInterrupt), _interrupted_by_sigterm():  # the verdict is known without
+        # The verdict is known without: a full disk, or Ctrl-C, leaves it as it is.
+        with suppress(KeyboardInterrupt, OSError, TpCompileError), _interrupted_by_sigterm():
             verdict = with_executed_lines(verdict, forks)
     directory.write_run(_facts(arch) | judge.judged_by())
     directory.write_verdict(verdict)
