@@ -106,6 +106,13 @@ def sum_of_what_is_summed(m: Any, x: Tensor) -> Tensor:
     return torch.tanh(y)
 
 
+def signs_of_what_is_too_large(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The second result is right, whatever it was made of."""
+    y = m.comm.all_reduce(F.linear(F.linear(m.comm.copy_to_tp(x), m.up).relu(), m.down))
+    y = y * (1.5 if m.is_wrong else 1.0)  # fault: signs
+    return y, y.sign().abs()
+
+
 def adapter_scaled_by_its_part(m: Any, x: Tensor) -> Tensor:
     """In two layers: what repairs one of them leaves the other."""
     for _ in range(2):
@@ -173,6 +180,7 @@ OTHER_FORMS = (
     w.Case(logarithm_of_the_own_sum, {"table": w.TABLE}, "not summed", mark="fault: logarithm"),
     w.Case(shares_of_the_own_experts, _EXPERTS, "not summed", mark="fault: shares"),
     w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
+    w.Case(signs_of_what_is_too_large, w.MLP, "multiple", mark="fault: signs"),
     w.Case(adapter_scaled_by_its_part, w.MLP, "tp times", mark="fault: adapter"),
     w.Case(sum_of_what_is_summed, w.MLP, "tp times", mark="fault: twice"),
     w.Case(mean_of_the_means_of_shards, {"table": w.TABLE}, "tp times", mark="fault: mean"),

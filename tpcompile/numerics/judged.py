@@ -254,9 +254,13 @@ def all_behind(places: Iterable[int], values: Sequence[Value]) -> set[int]:
     return behind(places, values, [Judged.WHOLE] * len(values), {Judged.WHOLE})
 
 
-def is_of_gradients(place: int, values: Sequence[Value]) -> bool:
-    """True for a gradient, and for what was made of gradients: a norm, a weight after a step."""
-    return any(values[each].in_backward for each in all_behind([place], values))
+def of_gradients(values: Sequence[Value]) -> set[int]:
+    """The places of gradients, and of what was made of them: a norm, a weight after a step."""
+    found: set[int] = set()
+    for place, value in enumerate(values):
+        if value.in_backward or not found.isdisjoint(value.sources):
+            found.add(place)
+    return found
 
 
 def times(numbers: Fingerprint, factor: float) -> Fingerprint:

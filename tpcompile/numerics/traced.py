@@ -8,6 +8,7 @@ sum over the ranks. An op of a backward pass has the line of the op whose gradie
 from __future__ import annotations
 
 import functools
+import linecache
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -364,10 +365,24 @@ def _follows(file: str) -> bool:
 
 def _callers() -> tuple[UserLine, ...]:
     """The lines of the user's outside of the innermost one, up to what runs the program."""
-    frames = (frame for frame, _ in traceback.walk_stack(_caller()))
-    inside = takewhile(lambda frame: not _follows(frame.f_code.co_filename), frames)
-    users = (frame for frame in inside if not is_library_file(frame.f_code.co_filename))
-    return tuple(line_of_frame(frame) for frame in islice(users, 1, _MOST_CALLERS))
+    frames = traceback.walk_stack(_caller())
+    inside = takewhile(lambda one: not _follows(one[0].f_code.co_filename), frames)
+    users = ((frame.f_code, number) for frame, number in inside if not is_library_file(frame.f_code.co_filename))
+    return _lines(tuple(islice(users, 1, _MOST_CALLERS)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _lines(places: tuple[tuple[CodeType, int], ...]) -> tuple[UserLine, ...]:
+    """The lines of these codes: the ops of a line share them."""
+    return tuple(
+        UserLine(
+            file=code.co_filename,
+            line=number,
+            function=code.co_name,
+            code=linecache.getline(code.co_filename, number).strip(),
+        )
+        for code, number in places
+    )
 
 
 def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:

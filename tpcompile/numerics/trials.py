@@ -20,7 +20,7 @@ from torch import Tensor
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
 from tpcompile.numerics.attached import Cut, attached, cuts_of
-from tpcompile.numerics.judged import Known, allowed_for, is_of_gradients, kept_places
+from tpcompile.numerics.judged import Known, allowed_for, kept_places, of_gradients
 from tpcompile.numerics.repairs import REPAIRS, Repair, is_likely
 from tpcompile.numerics.traced import Change, Trace, Value
 
@@ -57,7 +57,8 @@ class Trials:
         `is_open` where this rank has no finding that is certain: if none is open on any rank, nothing is tried. None
         where nothing helps, where nothing did in `limit_s`, and where nothing is wrong on this rank.
         """
-        backward = [name for name in wrong if is_of_gradients(self.trace.results[name], self.trace.values)]
+        gradients = of_gradients(self.trace.values)
+        backward = [name for name in wrong if self.trace.results[name] in gradients]
         forward = [name for name in wrong if name not in backward]
         asks = [json.loads(text) for text in self._all(json.dumps([is_open, bool(forward)]))]
         is_any_open, is_forward = map(any, zip(*asks, strict=True))
@@ -100,8 +101,9 @@ class Trials:
         found = list(dict.fromkeys((number, name) for text in texts for number, name in json.loads(text)))
         tried: dict[tuple[tuple[int, ...], str], None] = {}
         for number, name in found:
-            alike = tuple(other for other, _ in found if _is_same_op(values[places[other]], values[places[number]]))
-            tried |= {(tuple(sorted(set(alike))), name): None, ((number,), name): None}
+            op = values[places[number]]
+            alike = sorted(at for at, repair in found if repair == name and _is_same_op(values[places[at]], op))
+            tried |= {(tuple(alike), name): None, ((number,), name): None}
         for numbers, name in list(tried)[:_MOST]:
             repair, place = REPAIRS[name], places[numbers[0]]
             changed = self._changed(numbers, repair, values[place], deadline_s)
@@ -148,7 +150,7 @@ class Trials:
     def _gradients(self, wrong: Collection[str]) -> Iterator[Trial]:
         """Each line of the program that cuts a gradient off, without that."""
         cuts: list[Cut] = []
-        self.run_again(None, cuts_of(cuts))
+        self._run(None, cuts_of(cuts))
         own = list(dict.fromkeys(cuts))[:_MOST]
         if len(set(self._all(json.dumps([[cut.line.file, cut.line.line, cut.what] for cut in own])))) > 1:
             return

@@ -29,7 +29,7 @@ from tpcompile.numerics.judged import (
     all_judged,
     as_text,
     behind,
-    is_of_gradients,
+    of_gradients,
     sums_over_ranks,
 )
 from tpcompile.numerics.judged_run import Evidence
@@ -87,8 +87,10 @@ def wrong_op_of(
     singles = [traced_call(each.call, each.module, size=size, cuts=unequal) for each in references]
     known = Known.of(singles)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
-    others = [place for name, place in trace.results.items() if name not in wrong]
-    of_right = all_behind([place for place in others if not is_of_gradients(place, trace.values)], trace.values)
+    gradients = of_gradients(trace.values)
+    forward = {name: at for name, at in trace.results.items() if at not in gradients}
+    of_wrong = all_behind([at for name, at in forward.items() if name in wrong], trace.values)
+    of_right = all_behind([at for name, at in forward.items() if name not in wrong], trace.values) - of_wrong
     found = first_wrong_op(
         trace, starts, known, sums, dtype=dtype, rank=rank, size=size, right=layouts, of_right=of_right
     )
@@ -97,7 +99,7 @@ def wrong_op_of(
     if group is None or not sums:
         return found or rounded
     mine = [name for name in wrong if name in trace.results]
-    is_open = bool(mine) and (found is None or found.kind in _MAY_BE_OTHERWISE)
+    is_open = bool(mine) and (found is None or (found.kind in _MAY_BE_OTHERWISE and not found.is_given))
     trials = Trials(
         trace,
         lambda change, around: _again(run, change, around),
