@@ -30,6 +30,14 @@ def ranks(request: pytest.FixtureRequest, tmp_path) -> list[RankStore]:
 
 
 @pytest.fixture
+def three_clients() -> list[RankStore]:
+    """Three ranks of one process, each with its own connection to a server."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # it ends with its last reference
+    clients = [server, *(dist.TCPStore("127.0.0.1", server.port, is_master=False) for _ in range(2))]
+    return [RankStore(client, rank=rank, world_size=3) for rank, client in enumerate(clients)]
+
+
+@pytest.fixture
 def three() -> list[RankStore]:
     """Three ranks of one process on a store in memory."""
     store = dist.HashStore()
@@ -69,6 +77,28 @@ def test_a_later_value_replaces_an_earlier_one(ranks: list[RankStore]) -> None:
     ranks[0].put("phase", "one")
     ranks[0].put("phase", "two")
     assert ranks[1].peek("phase", str) == "two"
+
+
+def test_a_value_that_a_peer_deletes_meanwhile_is_there_or_not(three_clients: list[RankStore]) -> None:
+    """To ask whether there is one, and then for it, gets an empty one, or waits, where it is deleted in between."""
+    writer, reader = three_clients[:2]
+    stopped = threading.Event()
+
+    def come_and_go() -> None:
+        while not stopped.is_set():
+            writer.put("news", [1])
+            writer.delete("news")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        found = [reader.peek("news", list) or reader.why_refused("news") for _ in range(5_000)]
+    finally:
+        stopped.set()
+        thread.join()
+    assert [one for one in found if one not in ([1], "")] == []
+    assert [1] in found
+    assert "" in found
 
 
 def test_peek_does_not_wait(ranks: list[RankStore]) -> None:

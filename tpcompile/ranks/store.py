@@ -24,6 +24,10 @@ from tpcompile.torch_api.c10d import own_client_of_default_store
 
 _POLL_S = 0.02
 """Pause between looks at the store, each of which is a round trip for every rank that is missing."""
+_NO_VALUE = "?"
+"""No JSON. A compare_set that expects it writes nothing, and returns it where there is no value, in one step: a rank that
+asks whether there is one and then gets it waits for the store's timeout where a peer deletes it in between, or gets an
+empty one."""
 _MAX_LOGGED = 20
 """Values of one client that are logged as not valid."""
 _logger = Sink("store")
@@ -200,11 +204,9 @@ class RankStore:
 
         A record with a rank must have that of the `sender`, if one is given. What exceeds a `budget` is not valid.
         """
-        if not self.has(key):
-            return None
         with LINE.asking():
-            raw = self._store.get(key)
-        return self._read(key, raw, kind, sender, budget)
+            raw = self._store.compare_set(key, _NO_VALUE, _NO_VALUE)
+        return None if raw == _NO_VALUE.encode() else self._read(key, raw, kind, sender, budget)
 
     def get(self, key: str, kind: Any, *, timeout_s: float) -> Any | None:
         """The value at `key`, waiting up to `timeout_s`; None when it did not arrive, or is not of `kind`."""
