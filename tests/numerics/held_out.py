@@ -55,8 +55,8 @@ def embedding_that_takes_a_row_too_many(m: Any, ids: Tensor) -> Tensor:
     size = len(m.table)
     own, found = w.is_own(m, ids, size)
     if m.is_wrong:
-        found = found | (ids == (m.comm.rank + 1) * size)
-    y = torch.where(found.unsqueeze(-1), F.embedding(own, m.table), 0.0)  # fault
+        found = found | (ids == (m.comm.rank + 1) * size)  # fault
+    y = torch.where(found.unsqueeze(-1), F.embedding(own, m.table), 0.0)
     return F.linear(m.comm.all_reduce(y), m.square)
 
 
@@ -169,6 +169,6 @@ HELD_OUT = (
     w.Case(softmax_over_the_local_vocabulary, {"table": w.TABLE}, "local statistic"),
     w.Case(row_linear_with_torchs_sum, w.MLP, "tp times"),
     w.Case(expert_weighted_as_the_first, {**w.MLP, "router": ((4, w.WIDTH), None)}, "part of a different rank"),
-    w.Case(scores_scaled_by_local_width, {"qkv": w.QKV, "out": w.OUT}, "multiple"),
+    w.Case(scores_scaled_by_local_width, {"qkv": w.QKV, "out": w.OUT}, "other number"),
     w.Case(detached_entry, {**w.MLP, "scale": w.SCALE}, "gradient cut"),
 )

@@ -35,8 +35,8 @@ def embedding_mask(m: Any, ids: Tensor) -> Tensor:
     """Bug 1: the mask leaves out a row that the rank has."""
     own, found = w.is_own(m, ids, len(m.table))
     if m.is_wrong:
-        found = found & (own > 0)
-    y = F.embedding(own, m.table).masked_fill(~found.unsqueeze(-1), 0.0)  # fault
+        found = found & (own > 0)  # fault
+    y = F.embedding(own, m.table).masked_fill(~found.unsqueeze(-1), 0.0)
     return m.comm.all_reduce(y)
 
 
@@ -147,7 +147,7 @@ SEQUENCE = {"input": 1, "forward": 1}
 SILENT = (
     w.Case(log_probabilities, {"table": w.TABLE}, "gradient not summed", sharded={"forward": -1}),
     w.Case(embedding_mask, {"table": w.TABLE}, "masked differently", takes="ids"),
-    w.Case(recomputed_with_a_different_input, w.MLP, ""),
+    w.Case(recomputed_with_a_different_input, w.MLP, "other number"),
     w.Case(loss_scaled_by_ranks, {"square": w.SQUARE}, "1 / tp", sharded={"input": 1}),
     w.Case(loss_not_averaged, {"square": w.SQUARE}, "tp times", sharded={"input": 1}),
     w.Case(head_that_is_not_tied, {"table": w.TABLE}, "gradient cut", takes="ids", sharded={"forward": -1}),

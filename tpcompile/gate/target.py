@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from tpcompile.gate import outputs
 from tpcompile.gate.checks import FIRST, RESIZED
 from tpcompile.gate.compiled import find_wrong_code
 from tpcompile.gate.measurements import Declared
+from tpcompile.gate.on_one_rank import built_for_one_rank, take_numbers
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
 from tpcompile.numerics import error_ratio, spread
@@ -200,10 +201,31 @@ def _find_first_wrong(
 
     alone = [Run(partial(_named, run), module) for run, module in _alone(target, drawn, trains=trains)]
     dtype = _coarsest(target.reference)
-    with phases.phase(f"{TARGET}/localise", "find the first wrong op"):
-        found = wrong_op_of(Run(call, module), alone, wrong, group, dtype=dtype, device=phases.device)
+    with (
+        phases.phase(f"{TARGET}/localise", "find the first wrong op"),
+        _on_one_rank(phases, target, trains=trains) as own,
+    ):
+        found = wrong_op_of(Run(call, module), alone, wrong, group, dtype=dtype, device=phases.device, on_one_rank=own)
     if wrong:
         phases.facts = phases.facts.changed(first_wrong_op=found)
+
+
+@contextmanager
+def _on_one_rank(phases: Phases, target: Target, *, trains: bool) -> Iterator[Run | None]:
+    """A run of the program that is built for one rank, in eager; None where it cannot be built so."""
+    reference = target.reference
+    assert isinstance(phases.config, TargetConfig) and reference is not None, "a target is compared"
+    with built_for_one_rank(phases.config, phases.device) as program:
+        if program is None:
+            yield None
+            return
+        take_numbers(program, reference)
+
+        def call() -> dict[str, Tensor]:
+            with torch.compiler.set_stance("force_eager"):
+                return _run_alone(target, program, target.inputs, trains=trains).named
+
+        yield Run(call, program)
 
 
 def _named(run: Callable[[], Ran]) -> dict[str, Tensor]:

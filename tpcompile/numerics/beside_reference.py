@@ -46,6 +46,20 @@ def late(place: int, found: Evidence) -> dict[str, Any]:
     return {}
 
 
+def other_number(place: int, found: Evidence) -> dict[str, Any]:
+    """An op that is given what the reference's on this line is given, but for a number that the program calculates."""
+    value = found.values[place]
+    for right in _same_ops(place, found) if value.numbers else ():
+        own, other = value.numbers, right.value.numbers
+        pairs = _pairs(place, right, found)
+        if pairs and len(own) == len(other) and all(pair.is_equal for pair in pairs):
+            unlike = [(one, wanted) for one, wanted in zip(own, other, strict=True) if one != wanted]
+            if unlike:
+                one, wanted = unlike[0]
+                return {"kind": MistakeKind.OTHER_NUMBER, "of": f"{one:g}, and on one rank {wanted:g}", "right": right}
+    return {}
+
+
 def update_multiple(place: int, found: Evidence) -> dict[str, Any]:
     """What an op adds in place is a multiple of what the reference's adds to the same value."""
     value = found.values[place]

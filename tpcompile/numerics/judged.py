@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
-from tpcompile.numerics.op_names import IN_SOME_RUNS, NO_VALUES
+from tpcompile.numerics.op_names import IN_SOME_RUNS, NO_VALUES, SAME_VALUES
 from tpcompile.numerics.traced import Trace, Value
 
 LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
@@ -60,6 +60,8 @@ class Total(NamedTuple):
     sum: Fingerprint
     norm: float
     """Root of the sum of the squares of the first number of each fingerprint."""
+    moments: Fingerprint = ()
+    """Norm, sum and maximum of what all ranks have together; empty for single numbers."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,15 @@ class Known:
 
     comparable: set[Shape] = field(default_factory=set)
     """Shapes of these values and parts that are floats: a float has a counterpart in no index."""
+    padded: Collection[int] = ()
+    """Lengths of dims of which this rank's last places are padding: what it has there, the reference has nowhere."""
     _rows: dict[tuple[Shape, int], Tensor] = field(default_factory=dict)
+    _moments: dict[Shape, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, traces: Iterable[Trace]) -> Known:
+    def of(cls, traces: Iterable[Trace], *, padded: Collection[int] = ()) -> Known:
         """All values of these traces."""
-        known = cls()
+        known = cls(padded=padded)
         for trace in traces:
             for place, value in enumerate(trace.values):
                 if value.name in NO_VALUES:
@@ -112,6 +117,23 @@ class Known:
         apart = (rows - wanted).square().sum(1)
         return bool((apart <= tolerance**2 * rows.square().sum(1)).any())
 
+    def has_moments(self, moments: Fingerprint, shape: Shape, tolerance: float) -> bool:
+        """True where some whole value has these, which do not depend on the order."""
+        if shape not in self._moments:
+            known = [right.value.moments for right in self.whole.get(shape, [])]
+            self._moments[shape] = torch.tensor(known, dtype=torch.float64).view(len(known), len(moments))
+        wanted = self._moments[shape]
+        apart = (wanted - torch.tensor(moments, dtype=torch.float64)).square().sum(1)
+        return bool((apart <= tolerance**2 * wanted.square().sum(1)).any())
+
+    def given_as(self, value: Value) -> list[Right]:
+        """What the references were given by the name of a tensor of which it may be a part."""
+        return [
+            right
+            for right in self.parts.get(value.shape, [])
+            if right.value.is_given and right.value.name == value.name
+        ]
+
     def _rows_of(self, shape: Shape, rank: int) -> Tensor:
         """[values, sums], made at the first question: a deep model has thousands of values of one shape."""
         if (shape, rank) not in self._rows:
@@ -128,7 +150,11 @@ class Known:
 
 def as_text(trace: Trace) -> str:
     """What the other ranks need of a trace: `sums_over_ranks` reads it."""
-    return json.dumps([[value.name, value.shape, value.tensor] for value in trace.values])
+    return json.dumps([[value.name, value.shape, value.tensor, value.moments] for value in trace.values])
+
+
+def _is_places(value: Value) -> bool:
+    return value.is_given and not value.is_float
 
 
 def sums_over_ranks(texts: Sequence[str], *, rank: int = 0) -> list[Total | None]:
@@ -142,7 +168,8 @@ def sums_over_ranks(texts: Sequence[str], *, rank: int = 0) -> list[Total | None
     for places in zip(*kept, strict=True):
         numbers = [values[place][2] for values, place in zip(ranks, places, strict=True)]
         if None not in numbers:
-            found[places[rank]] = _total(numbers)
+            moments = [values[place][3] for values, place in zip(ranks, places, strict=True)]
+            found[places[rank]] = _total(numbers, moments)
     return found
 
 
@@ -151,9 +178,14 @@ def kept_places(names: Sequence[str]) -> list[int]:
     return [place for place, name in enumerate(names) if name not in IN_SOME_RUNS]
 
 
-def _total(numbers: Sequence[Fingerprint]) -> Total:
+def _total(numbers: Sequence[Fingerprint], moments: Sequence[Fingerprint]) -> Total:
     sums = tuple(map(sum, zip(*numbers, strict=True)))
-    return Total(sums, math.hypot(*(fingerprint[0] for fingerprint in numbers)))
+    norm = math.hypot(*(fingerprint[0] for fingerprint in numbers))
+    together: Fingerprint = ()
+    if all(len(each) > 1 for each in moments):
+        norms, totals, largest = zip(*moments, strict=True)
+        together = (math.hypot(*norms), sum(totals), max(largest))
+    return Total(sums, norm, together)
 
 
 def all_judged(
@@ -173,13 +205,18 @@ def all_judged(
     have an equal one.
     """
     found: list[Judged] = []
+    looked_up: set[int] = set()
     for place, value in enumerate(values):
+        if _is_looked_up(value, looked_up):
+            looked_up.add(place)
         same = [source for source in value.sources if _is_same(value, values[source])]
         total = sums[place] if sums else None
         judged = found[same[0]] if same else None
         if not same:
             allowed = allowed_for(value, tolerance)
             judged = _judged_alone(value, known, total, tolerance=allowed, rank=rank, size=size)
+            if judged == Judged.WRONG and place in looked_up:
+                judged = None
         is_given_right = value.is_given and value.name in right
         if judged == Judged.WRONG and (is_given_right or place in of_right):
             judged = Judged.PART  # in a layout whose shape the reference has for something else
@@ -221,8 +258,23 @@ def _judged_alone(
         summand = _as_summand(total, shape, known, tolerance=tolerance, size=size)
         if summand is not None:
             return summand
-    is_lookup = value.name in LOOKUPS and not value.in_backward
-    return Judged.WRONG if value.is_float and not is_lookup else None
+    is_padded = any(length in known.padded for length in (shape[:1] + shape[-1:]))
+    is_wrong = value.is_float or _are_other_places(value, known, total, tolerance)
+    return Judged.WRONG if is_wrong and not is_padded else None
+
+
+def _is_looked_up(value: Value, looked_up: set[int]) -> bool:
+    """True for what a look-up of a forward pass returned, and for views of it."""
+    is_view = value.name in SAME_VALUES and not looked_up.isdisjoint(value.sources)
+    return (value.name in LOOKUPS or is_view) and not value.in_backward
+
+
+def _are_other_places(value: Value, known: Known, total: Total | None, tolerance: float) -> bool:
+    """True for a part of places that the reference was given by this name, where those of all ranks are not all."""
+    wholes = known.given_as(value) if _is_places(value) else []
+    if not wholes or total is None or not total.moments:
+        return False
+    return not any(is_near(total.moments, right.value.moments, tolerance) for right in wholes)
 
 
 def _as_summand(total: Total, shape: Shape, known: Known, *, tolerance: float, size: int) -> Judged | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.iterables import find
 from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, all_behind, behind, is_near, times
-from tpcompile.numerics.op_names import LINEAR, POWERS, PRODUCTS, SAME_VALUES, SUMS_OVER_RANKS
+from tpcompile.numerics.op_names import LINEAR, NEGATES, POWERS, PRODUCTS, SAME_VALUES, SUMS_OVER_RANKS
 from tpcompile.numerics.traced import Value
 
 
@@ -50,6 +51,55 @@ class Evidence:
         """The value of the reference that the same op on the same line made."""
         at_line = (right for right in self.known.with_shape(value.shape) if right.rank in (-1, self.rank))
         return find(at_line, lambda right: (right.value.name, right.value.line) == (value.name, value.line))
+
+    def made_at(self, place: int) -> int:
+        """The op that made the numbers of which this is a copy, or a view; a value that the reference has is none."""
+        value = self.values[place]
+        while value.name in SAME_VALUES and len(value.sources) == 1:
+            source = value.sources[0]
+            made = self.values[source]
+            is_all = math.prod(made.shape) <= math.prod(value.shape)
+            if not is_all or made.is_given or made.line is None or self.is_known(made):
+                break
+            place, value = source, made
+        return place
+
+    def is_known(self, value: Value) -> bool:
+        """True where the reference has it, or has it as the rank's part of a value."""
+        numbers = value.tensor
+        return numbers is not None and any(
+            self.known.is_among(numbers, value.shape, rank, self.tolerance) for rank in (-1, self.rank)
+        )
+
+    def is_other_order(self, place: int) -> bool:
+        """True for a value of a forward pass that has the numbers of one of the reference in a different order."""
+        value = self.values[place]
+        may_be = self.judged[place] == Judged.WRONG and len(value.moments) > 1 and not value.in_backward
+        return may_be and self.known.has_moments(value.moments, value.shape, self.tolerance)
+
+    def wrong_places_given(self, places: Iterable[int]) -> set[int]:
+        """The integers that the run was given, of what these were made from, which are none of this rank's.
+
+        What is looked up by them may be right by itself, as that of a different rank.
+        """
+        made_of = all_behind(places, self.values)
+        given = {place for place in made_of if self.values[place].is_given and not self.values[place].is_float}
+        return {place for place in given if self.judged[place] == Judged.WRONG}
+
+    def made_mask(self, place: int) -> int:
+        """The op that made the mask of a masked value; the value itself where that was given."""
+        masks = [source for source in self.values[place].sources if not self.values[source].is_float]
+        made = masks[0] if masks else place
+        while self.values[made].name in SAME_VALUES | NEGATES:
+            made = self.values[made].sources[0]
+        return place if self.values[made].is_given else made
+
+    def first_in_other_order(self, place: int) -> int | None:
+        """Of this and what it was made from the first that has the numbers of the reference in a different order."""
+        if not self.is_other_order(place):
+            return None
+        before = filter(None, map(self.first_in_other_order, self.values[place].sources))
+        return next(before, place)
 
     def parameter_behind(self, place: int) -> str:
         """The parameter that a value which is no more than a product with it comes from; empty where there is none."""

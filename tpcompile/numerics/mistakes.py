@@ -14,14 +14,15 @@ from typing import Any
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
-from tpcompile.numerics.beside_reference import late, update_multiple
-from tpcompile.numerics.judged import SUMMANDS, Judged, allowed_for, behind, is_near, multiple_of, times
+from tpcompile.numerics.beside_reference import late, other_number, update_multiple
+from tpcompile.numerics.judged import SUMMANDS, Judged, Right, allowed_for, behind, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import (
     ACCUMULATES,
     ADDS,
     ADDS_TO_PRODUCT,
     COLLECTIVES,
+    CROSSES_PLACES,
     MASKS,
     SAME_VALUES,
     STATISTICS,
@@ -43,6 +44,8 @@ def described(place: int, found: Evidence, wrong: Collection[int] = ()) -> Wrong
         if fields:
             break
     place = fields.pop("place", place)
+    if fields.get("kind") in _OF_NUMBERS:
+        place = found.made_at(place)
     value = found.values[place]
     right = fields.pop("right", None) or found.same_place(value)
     wanted = None if right is None or right.rank >= 0 else right.value.shown
@@ -58,6 +61,10 @@ def described(place: int, found: Evidence, wrong: Collection[int] = ()) -> Wrong
         "wanted": wanted,
     }
     return WrongOp(**(everywhere | fields))
+
+
+_OF_NUMBERS = (None, MistakeKind.OTHER_PART, MistakeKind.MULTIPLE)
+"""Kinds that a copy, or a view, has of what it is one of."""
 
 
 def _telling_line(place: int, values: Sequence[Value], wrong: Collection[int]) -> UserLine | None:
@@ -239,9 +246,25 @@ def _local_statistic(place: int, found: Evidence) -> Fields:
     return {"kind": MistakeKind.LOCAL_STATISTIC} if is_of_shard and not found.is_only_combined(place) else {}
 
 
+def _crosses(place: int, found: Evidence) -> Fields:
+    is_of_shard = bool(found.given(place, Judged.PART))
+    is_crossing = found.values[place].name in CROSSES_PLACES
+    return {"kind": MistakeKind.CROSSES} if is_crossing and is_of_shard else {}
+
+
 def _masked(place: int, found: Evidence) -> Fields:
     value = found.values[place]
-    return {"kind": MistakeKind.MASKED} if value.name in MASKS else {}
+    if value.name not in MASKS:
+        return {}
+    mask = found.values[found.made_mask(place)]
+    lines = (mask.line, *mask.callers)  # a helper may make it: its line in the function of the masked value
+    line = find(lines, lambda line: line is not None and value.line is not None and _is_beside(line, value.line))
+    of = "" if mask is value else "and this line decides in which"
+    return {"kind": MistakeKind.MASKED, "line": line or mask.line, "of": of}
+
+
+def _is_beside(line: UserLine, other: UserLine) -> bool:
+    return (line.file, line.function) == (other.file, other.function)
 
 
 def _order(place: int, found: Evidence) -> Fields:
@@ -251,8 +274,18 @@ def _order(place: int, found: Evidence) -> Fields:
     whole = found.known.whole.get(value.shape, [])
     right = find(whole, lambda right: is_near(value.moments, right.value.moments, found.tolerance))
     if right is None:
-        return {}
-    return {"kind": MistakeKind.ORDER, "right": right}
+        right = _together_in_order(place, found)
+    return {} if right is None else {"kind": MistakeKind.ORDER, "right": right}
+
+
+def _together_in_order(place: int, found: Evidence) -> Right | None:
+    """The value of which the ranks together have all numbers, each not those of its part."""
+    total = found.sums[place] if found.sums else None
+    if total is None or not total.moments:
+        return None
+    parts = found.known.parts.get(found.values[place].shape, [])
+    of_rank = (right for right in parts if right.rank == found.rank)
+    return find(of_rank, lambda right: is_near(total.moments, right.value.moments, found.tolerance))
 
 
 def _multiple(place: int, found: Evidence) -> Fields:
@@ -270,6 +303,7 @@ def _multiple(place: int, found: Evidence) -> Fields:
 
 ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     _counted_per_rank,
+    other_number,
     _times_ranks,
     _wrong_group,
     _not_summed,
@@ -279,6 +313,7 @@ ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     update_multiple,
     _other_part,
     _local_statistic,
+    _crosses,
     _masked,
     _order,
     _multiple,

@@ -25,6 +25,18 @@ STATISTICS = {
     "aten._foreach_norm",
 }  # fmt: skip
 """Ops whose result depends on all of a dim, and that are not sums over it."""
+CROSSES_PLACES = {
+    "aten.constant_pad_nd", "aten.roll", "aten.flip", "aten.cumsum", "aten.cumprod", "aten.logcumsumexp",
+    "aten.convolution", "aten.max_pool2d_with_indices", "aten.avg_pool2d", "aten.sort", "aten.topk",
+}  # fmt: skip
+"""Ops of which a place of the result depends on other places of what they were given."""
+_MOVES = SAME_VALUES | CROSSES_PLACES | {
+    "aten.cat", "aten.stack", "aten.repeat", "aten.embedding", "aten.gather", "aten.index", "aten.index_select",
+    "aten.take_along_dim", "aten.scatter", "aten.index_copy", "aten.slice_scatter", "aten.copy_",
+}  # fmt: skip
+BY_NUMBERS = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub", "aten.pow", "aten.mul_", "aten.div_"}
+"""Ops that may be given Python numbers, of which their result is made."""
+NEGATES = {"aten.bitwise_not", "aten.logical_not"}
 MASKS = {"aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index_put", "aten.index_put_"}
 NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"}
 """Their numbers mean nothing."""
@@ -35,3 +47,8 @@ SUMS_OVER_RANKS = (
     "_c10d_functional.all_reduce", "_c10d_functional.reduce_scatter_tensor", "c10d.allreduce_",
     "c10d._reduce_scatter_base_", "c10d.reduce_scatter_",
 )  # fmt: skip
+
+
+def may_move(name: str) -> bool:
+    """True for an op that may return what it was given at other places."""
+    return name in _MOVES or name.startswith(COLLECTIVES)

@@ -62,6 +62,11 @@ class Cut:
     length: int
     index: Tensor
 
+    @property
+    def has_padding(self) -> bool:
+        """True where rows of the rank are none of the full parameter."""
+        return bool((self.index == _PADDING).any())
+
     def parts_of(self, tensor: Tensor) -> list[Tensor]:
         """Its rows along the first dim, and its features along the last."""
         dims = {0, tensor.dim() - 1} if tensor.dim() else set()

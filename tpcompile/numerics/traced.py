@@ -28,7 +28,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import is_library_file, line_of_frame
 from tpcompile.numerics import drawn
 from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
-from tpcompile.numerics.op_names import IN_SOME_RUNS
+from tpcompile.numerics.op_names import BY_NUMBERS, IN_SOME_RUNS
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Cut
 from tpcompile.torch_api.dispatch import (
@@ -90,6 +90,8 @@ class Value:
     """Its numbers, those of a collective, were there only when an op waited for them."""
     node: int | None = None
     """Number of its autograd node in a forward pass; an op without a gradient has that of the op before."""
+    numbers: tuple[float, ...] = ()
+    """Python numbers that an op which calculates with them was given."""
 
     @property
     def shown(self) -> float | None:
@@ -174,6 +176,7 @@ class _Op:
     in_backward: bool = False
     is_late: bool = False
     callers: tuple[UserLine, ...] = ()
+    numbers: tuple[float, ...] = ()
 
 
 class _Tracing(TorchDispatchMode):
@@ -228,7 +231,7 @@ class _Tracing(TorchDispatchMode):
         name = func._schema.name.replace("::", ".")
         op = self._op(name, self._line_of_caller(name))
         if not op.in_backward:
-            op = replace(op, callers=_callers())
+            op = replace(op, callers=_callers(), numbers=_numbers(name, args))
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         out = func(*args, **kwargs)
         pending = [value for value in map(self.trace.values.__getitem__, sources) if value.tensor is None]
@@ -329,6 +332,7 @@ class _Tracing(TorchDispatchMode):
             is_late=op.is_late,
             callers=op.callers,
             node=None if op.in_backward else forward_number(),
+            numbers=op.numbers,
         )
         self._places[tensor] = len(self.trace.values)
         self.trace.values.append(value)
@@ -397,6 +401,10 @@ def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) ->
         return together
     by_tensor = {id(tensor): each for each in together for tensor in each}
     return [by_tensor.get(id(tensor), [tensor]) for tensor in results]
+
+
+def _numbers(name: str, args: Sequence[Any]) -> tuple[float, ...]:
+    return tuple(float(each) for each in args if isinstance(each, (int, float))) if name in BY_NUMBERS else ()
 
 
 def _rounded(number: float) -> float:

@@ -27,20 +27,26 @@ from tpcompile.numerics.judged import (
     Total,
     all_behind,
     all_judged,
+    allowed_for,
     as_text,
     behind,
+    is_near,
     of_gradients,
     sums_over_ranks,
 )
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.mistakes import described, gradient_cut
+from tpcompile.numerics.op_names import may_move
 from tpcompile.numerics.optimizer_step import plain_name
-from tpcompile.numerics.rows import Rows, all_rows, unequal_cuts
-from tpcompile.numerics.traced import Change, Trace, traced, traced_call
+from tpcompile.numerics.rows import Cut, Rows, all_rows, unequal_cuts
+from tpcompile.numerics.traced import Change, Trace, Value, traced, traced_call
 from tpcompile.numerics.trials import Trials
 from tpcompile.torch_api.dispatch import local_part
 
 _LEAST = 1e-5
+_ROUNDED_APART = 10
+"""Times the tolerance by which results of the program on one rank may differ from the reference's: an optimizer's step
+makes more of a rounding."""
 _COARSE = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _MAY_BE_OTHERWISE = {
     MistakeKind.UNKNOWN, MistakeKind.LOCAL_STATISTIC, MistakeKind.MASKED, MistakeKind.ORDER, MistakeKind.MULTIPLE,
@@ -70,11 +76,13 @@ def wrong_op_of(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    on_one_rank: Run | None = None,
 ) -> WrongOp | None:
     """The op that the wrong ones among the results of a run begin with; None when unknown.
 
-    `wrong` are names of results. `references` return the same in the dtype under test and, last, in float64. All ranks
-    of the group must call it, also one whose results are right.
+    `wrong` are names of results. `references` return the same in the dtype under test and, last, in float64.
+    `on_one_rank` is the program itself as it is for one rank, which counts where its results are right. All ranks of
+    the group must call it, also one whose results are right.
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
     began_s = time.monotonic()
@@ -85,7 +93,9 @@ def wrong_op_of(
     if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
     singles = [traced_call(each.call, each.module, size=size, cuts=unequal) for each in references]
-    known = Known.of(singles)
+    twin = None if on_one_rank is None else _twin(on_one_rank, singles[-1], cuts=unequal, dtype=dtype, size=size)
+    padded = {len(cut.index) for cut in unequal if cut.has_padding}
+    known = Known.of([*singles, *([] if twin is None else [twin])], padded=padded)
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     gradients = of_gradients(trace.values)
     forward = {name: at for name, at in trace.results.items() if at not in gradients}
@@ -111,6 +121,38 @@ def wrong_op_of(
     )
     repaired = trials.repaired(mine, is_open=is_open)
     return repaired or found or rounded
+
+
+def _with_order(place: int, results: Sequence[int], found: Evidence) -> int:
+    """The place, or the first in another order of what a result was made from, where that is in another order.
+
+    An op that moves nothing does not begin it: a program may hold its rows in an order of its own, and has to restore
+    that of the reference.
+    """
+    if may_move(found.values[found.made_at(place)].name):
+        return place
+    first = filter(None, map(found.first_in_other_order, results))
+    return next(first, place)
+
+
+def _twin(run: Run, exact: Trace, *, cuts: Sequence[Cut], dtype: torch.dtype, size: int) -> Trace | None:
+    """The trace of the program on one rank; None where it raises, or returns anything else than the reference."""
+    try:
+        trace = traced_call(run.call, run.module, size=size, cuts=cuts)
+    except Exception:  # of the program, which may be for several ranks only
+        return None
+    if not trace.results or trace.results.keys() != exact.results.keys():
+        return None
+    tolerance = _ROUNDED_APART * tolerance_of(dtype)
+    wanted = {name: exact.values[place] for name, place in exact.results.items()}
+    is_right = all(_is_like(trace.values[place], wanted[name], tolerance) for name, place in trace.results.items())
+    return trace if is_right else None
+
+
+def _is_like(own: Value, wanted: Value, tolerance: float) -> bool:
+    if own.tensor is None or wanted.tensor is None:
+        return False
+    return own.shape == wanted.shape and is_near(own.tensor, wanted.tensor, allowed_for(own, tolerance))
 
 
 def coarser(trace: Trace, wrong: Iterable[int], *, than: float) -> WrongOp | None:
@@ -196,8 +238,8 @@ def first_wrong_op(
         behind_it = [source for place in unlike for source in trace.values[place].sources]
         wrong = behind([*places, *behind_it], trace.values, judged, {Judged.WRONG})
         origins = {place for place in wrong if wrong.isdisjoint(trace.values[place].sources)}
-        begins = origins | (divided - unlike)
+        begins = origins | (divided - unlike) | (found.wrong_places_given(places) if wrong else set())
         if begins:
-            return described(min(begins), found, wrong)
+            return described(_with_order(min(begins), places, found), found, wrong)
     cut = [gradient_cut(place, found) for places in starts for place in places]
     return next(filter(None, cut), None)

@@ -25,9 +25,9 @@ from tpcompile.torch_api.c10d import own_client_of_default_store
 _POLL_S = 0.02
 """Pause between looks at the store, each of which is a round trip for every rank that is missing."""
 _NO_VALUE = "?"
-"""No JSON. A compare_set that expects it writes nothing, and returns it where there is no value, in one step: a rank that
-asks whether there is one and then gets it waits for the store's timeout where a peer deletes it in between, or gets an
-empty one."""
+"""No JSON. A compare_set that expects it writes nothing, and returns it where there is no value, in one step: a rank
+that asks whether there is one, and then for it, waits for the store's timeout where a peer deletes it in between, or
+gets an empty one."""
 _MAX_LOGGED = 20
 """Values of one client that are logged as not valid."""
 _logger = Sink("store")

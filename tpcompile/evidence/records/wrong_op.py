@@ -29,6 +29,8 @@ class MistakeKind(StrEnum):
     LEFT_OUT = "left out"
     WRONG_GROUP = "summed over the wrong group"
     COARSER = "coarser dtype"
+    OTHER_NUMBER = "other number"
+    CROSSES = "crosses shards"
 
 
 _SAYS = {
@@ -50,9 +52,12 @@ _SAYS = {
     MistakeKind.LOCAL_STATISTIC: "it is a statistic of this rank's shard, and {what} is used for the whole",
     MistakeKind.MULTIPLE: "{what} is {ratio} times the reference",
     MistakeKind.ORDER: "{what} has the numbers of the reference in a different order",
-    MistakeKind.MASKED: "{what} differs from the reference in some rows only",
+    MistakeKind.MASKED: "{what} differs from the reference in some rows only{unsummed}",
     MistakeKind.WRONG_GROUP: "what the ranks gave is right as the sum over all {size} of them, and the result is not "
     "that sum: it is taken over a different group, or is no sum",
+    MistakeKind.OTHER_NUMBER: "it is given the number {of}: is it made of the number of ranks, or of a shard's size?",
+    MistakeKind.CROSSES: "it moves or combines places along a dim of which this rank has a part: at its ends it needs "
+    "what the neighbours hold",
     MistakeKind.COARSER: "{what} is in {of}, and what is made of it is right within its roundings only",
     MistakeKind.LEFT_OUT: "it was given {of} as it is earlier: what the reference does in between is left out",
     MistakeKind.LATE: "it was given {of} as it was before, not as it is then: one step late",

@@ -1,0 +1,62 @@
+"""The user's program as `build` makes it for one rank -> a run beside which each line of it has its counterpart.
+
+A reference is written apart: what only the program makes, its packed projections or its partial sums, has no equal
+there. The same program on one rank has the same lines, and where it returns what the reference returns, its values are
+right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcompile.config import TargetConfig
+from tpcompile.numerics.optimizer_step import plain_name
+from tpcompile.target import TargetContext, find, target_of
+from tpcompile.torch_api.dispatch import local_part
+
+
+@contextmanager
+def built_for_one_rank(config: TargetConfig, device: torch.device) -> Iterator[nn.Module | None]:
+    """The program, a module, of a rank that is alone; None where `build` cannot make it so.
+
+    No other rank is waited for, unless `build` does: the group is of this process.
+    """
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    try:
+        yield _built(config, device, alone)
+    finally:
+        dist.destroy_process_group(alone)
+
+
+def _built(config: TargetConfig, device: torch.device, alone: dist.ProcessGroup) -> nn.Module | None:
+    mesh = DeviceMesh.from_group(alone, device.type, mesh_dim_names=("tp",))
+    context = TargetContext(rank=0, world_size=1, device=device, mesh=mesh, settings=config.settings)
+    try:
+        program = target_of(config, find(config)(context)).program
+    except Exception:  # the user's code, which may be for several ranks only
+        return None
+    return program if isinstance(program, nn.Module) else None
+
+
+def take_numbers(program: nn.Module, reference: nn.Module) -> None:
+    """Give it the parameters and buffers of the reference, by name, as far as their shapes are equal.
+
+    How many random numbers a build draws ahead of them may depend on the number of ranks.
+    """
+    known = {plain_name(name): local_part(each) for name, each in _named_tensors(reference)}
+    with torch.no_grad():
+        for name, each in _named_tensors(program):
+            own, wanted = local_part(each), known.get(plain_name(name))
+            if wanted is not None and wanted.shape == own.shape:
+                own.copy_(wanted)
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
