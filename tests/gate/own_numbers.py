@@ -18,7 +18,7 @@ import tpcompile
 from tpcompile.collectives.strategies import Collectives
 from tpcompile.target import TargetContext
 
-WIDTH, HIDDEN = 16, 32
+WIDTH, HIDDEN, NUM_EXPERTS = 16, 32, 8
 
 
 class Gated(nn.Module):
@@ -122,6 +122,75 @@ def norm_of_a_plan(ctx: TargetContext) -> tpcompile.Target:
     program = parallelize_module(program, ctx.mesh["tp"], PLAN)
     program.is_alone, reference.is_alone = False, True
     return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, step=step)
+
+
+class Merged(nn.Module):
+    """An adapter of low rank, merged into the weight that it adapts: nothing of it is seen by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Linear(WIDTH, WIDTH)
+        self.down, self.up = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        return F.linear(x, self.base.weight + 2.0 * self.up.weight @ self.down.weight, self.base.bias).tanh()
+
+
+class Adapted(nn.Module):
+    """The same with the adapter beside it, its rank over the ranks; the wrong one scales it by its own part of that."""
+
+    def __init__(self, comm: Collectives, *, is_wrong: bool) -> None:
+        super().__init__()
+        full = Merged()
+        self.comm, self.base = comm, full.base
+        self.down = nn.Parameter(full.down.weight.detach().chunk(comm.size)[comm.rank].clone())
+        self.up = nn.Parameter(full.up.weight.detach().chunk(comm.size, 1)[comm.rank].clone())
+        self.scale = 2.0 * HIDDEN / (len(self.down) if is_wrong else HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        low = F.linear(self.comm.copy_to_tp(x), self.down)
+        delta = self.comm.all_reduce(F.linear(low, self.up))
+        return torch.tanh(self.base(x) + delta * self.scale)  # adapter
+
+
+def adapter(ctx: TargetContext) -> tpcompile.Target:
+    """A reference with other ops; `--set ranks=two` is a build that cannot be made for one rank."""
+    if ctx.settings.get("ranks") == "two" and ctx.world_size == 1:
+        raise ValueError("two ranks at least")
+    program = Adapted(Collectives(ctx.mesh.get_group("tp")), is_wrong=_is_wrong(ctx))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Merged())
+
+
+class Experts(nn.Module):
+    """A gate of each of 8 experts, which scales its own product; the ranks have them in turn."""
+
+    def __init__(self, comm: Collectives, *, is_wrong: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        count = NUM_EXPERTS // comm.size
+        self.comm = comm
+        self.router = nn.Parameter(torch.randn(NUM_EXPERTS, WIDTH))
+        self.experts = nn.Parameter(torch.randn(NUM_EXPERTS, WIDTH, WIDTH).chunk(comm.size)[comm.rank].clone())
+        first = comm.rank if is_wrong else comm.rank * count
+        self.register_buffer("numbers", first + torch.arange(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        x = self.comm.copy_to_tp(x)
+        shares = F.linear(x, self.comm.copy_to_tp(self.router)).softmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in zip(self.numbers, self.experts, strict=True):  # experts
+            out = out + shares.index_select(-1, number.view(1)) * F.linear(x, expert)
+        return self.comm.all_reduce(out)
+
+
+def experts(ctx: TargetContext) -> tpcompile.Target:
+    """The wrong numbers of a rank's experts are those of others: what each is looked up by is right by itself."""
+    program = Experts(Collectives(ctx.mesh.get_group("tp")), is_wrong=_is_wrong(ctx))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Experts(Collectives(None), is_wrong=False))
 
 
 def _is_wrong(ctx: TargetContext) -> bool:

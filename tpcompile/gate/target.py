@@ -26,6 +26,7 @@ from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
 from tpcompile.numerics import error_ratio, spread
 from tpcompile.numerics.drawn import Drawn
 from tpcompile.numerics.optimizer_step import followed
+from tpcompile.numerics.traced import Axis
 from tpcompile.numerics.wrong_op import Run, wrong_op_of
 from tpcompile.ranks.domain import Domain, domain_of
 from tpcompile.target import Inputs, Target, TargetError, call_target, copied
@@ -205,9 +206,27 @@ def _find_first_wrong(
         phases.phase(f"{TARGET}/localise", "find the first wrong op"),
         _on_one_rank(phases, target, trains=trains) as own,
     ):
-        found = wrong_op_of(Run(call, module), alone, wrong, group, dtype=dtype, device=phases.device, on_one_rank=own)
+        found = wrong_op_of(
+            Run(call, module),
+            alone,
+            wrong,
+            group,
+            dtype=dtype,
+            device=phases.device,
+            on_one_rank=own,
+            axes=_other_axes(target),
+        )
     if wrong:
         phases.facts = phases.facts.changed(first_wrong_op=found)
+
+
+def _other_axes(target: Target) -> list[Axis]:
+    """The axes of the target's own mesh along which its ranks need not agree, with this rank's place."""
+    mesh = target.mesh
+    if mesh is None:
+        return []
+    others = [name for name in mesh.mesh_dim_names or () if name != target.axis]
+    return [Axis(mesh[name].size(), mesh.get_local_rank(name)) for name in others]
 
 
 @contextmanager

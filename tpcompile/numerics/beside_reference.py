@@ -13,6 +13,7 @@ from tpcompile.evidence.records import MistakeKind
 from tpcompile.numerics.fingerprints import Fingerprint
 from tpcompile.numerics.judged import Judged, Right, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
+from tpcompile.numerics.op_names import BY_NUMBERS
 from tpcompile.numerics.traced import Value
 
 _IN_PLACE = "_"
@@ -49,7 +50,7 @@ def late(place: int, found: Evidence) -> dict[str, Any]:
 def other_number(place: int, found: Evidence) -> dict[str, Any]:
     """An op that is given what the reference's on this line is given, but for a number that the program calculates."""
     value = found.values[place]
-    for right in _same_ops(place, found) if value.numbers else ():
+    for right in _same_ops(place, found) if value.name in BY_NUMBERS else ():
         own, other = value.numbers, right.value.numbers
         pairs = _pairs(place, right, found)
         if pairs and len(own) == len(other) and all(pair.is_equal for pair in pairs):

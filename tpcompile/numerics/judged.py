@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
-from tpcompile.numerics.op_names import IN_SOME_RUNS, NO_VALUES, SAME_VALUES
+from tpcompile.numerics.op_names import (
+    COLLECTIVES,
+    IN_SOME_RUNS,
+    NO_VALUES,
+    PUTS_TOGETHER,
+    SAME_VALUES,
+    TAKES_APART,
+)
 from tpcompile.numerics.traced import Trace, Value
 
 LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
@@ -89,13 +96,15 @@ class Known:
     """Shapes of these values and parts that are floats: a float has a counterpart in no index."""
     padded: Collection[int] = ()
     """Lengths of dims of which this rank's last places are padding: what it has there, the reference has nowhere."""
+    has_axes: bool = False
+    """Parts along other axes of the mesh are among those of each rank."""
     _rows: dict[tuple[Shape, int], Tensor] = field(default_factory=dict)
     _moments: dict[Shape, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, traces: Iterable[Trace], *, padded: Collection[int] = ()) -> Known:
+    def of(cls, traces: Iterable[Trace], *, padded: Collection[int] = (), has_axes: bool = False) -> Known:
         """All values of these traces."""
-        known = cls(padded=padded)
+        known = cls(padded=padded, has_axes=has_axes)
         for trace in traces:
             for place, value in enumerate(trace.values):
                 if value.name in NO_VALUES:
@@ -125,6 +134,18 @@ class Known:
         wanted = self._moments[shape]
         apart = (wanted - torch.tensor(moments, dtype=torch.float64)).square().sum(1)
         return bool((apart <= tolerance**2 * wanted.square().sum(1)).any())
+
+    def is_unlike_own(self, value: Value, values: Sequence[Value], rank: int, tolerance: float) -> bool:
+        """True where the same op on the same line was given the same, or of it this rank's part, and made another."""
+        for right in self.with_shape(value.shape):
+            other = right.value
+            is_same_op = right.rank in (-1, rank) and (other.name, other.line) == (value.name, value.line)
+            if not is_same_op or (other.numbers, len(other.sources)) != (value.numbers, len(value.sources)):
+                continue
+            pairs = zip(value.sources, other.sources, strict=True)
+            if all(_has(right.trace.values[theirs], values[own], rank, tolerance) for own, theirs in pairs):
+                return True
+        return False
 
     def given_as(self, value: Value) -> list[Right]:
         """What the references were given by the name of a tensor of which it may be a part."""
@@ -206,6 +227,7 @@ def all_judged(
     """
     found: list[Judged] = []
     looked_up: set[int] = set()
+    uses = _uses(values)
     for place, value in enumerate(values):
         if _is_looked_up(value, looked_up):
             looked_up.add(place)
@@ -215,8 +237,15 @@ def all_judged(
         if not same:
             allowed = allowed_for(value, tolerance)
             judged = _judged_alone(value, known, total, tolerance=allowed, rank=rank, size=size)
-            if judged == Judged.WRONG and place in looked_up:
+            if judged == Judged.WRONG and (
+                place in looked_up
+                or _is_right_view(value, values, found)
+                or _is_of_others(place, values, uses, found, known, tolerance=allowed, rank=rank)
+            ):
                 judged = None
+            is_place = not value.is_float and not value.is_given and value.tensor is not None
+            if judged is None and is_place and known.is_unlike_own(value, values, rank, allowed):
+                judged = Judged.WRONG
         is_given_right = value.is_given and value.name in right
         if judged == Judged.WRONG and (is_given_right or place in of_right):
             judged = Judged.PART  # in a layout whose shape the reference has for something else
@@ -255,12 +284,60 @@ def _judged_alone(
     if known.is_among(value.tensor, shape, rank, tolerance):
         return Judged.PART
     if total is not None and size > 1 and value.is_float:  # masks of the ranks add up to one of ones
-        summand = _as_summand(total, shape, known, tolerance=tolerance, size=size)
+        summand = _as_summand(total, shape, known, tolerance=tolerance, rank=rank, size=size)
         if summand is not None:
             return summand
     is_padded = any(length in known.padded for length in (shape[:1] + shape[-1:]))
     is_wrong = value.is_float or _are_other_places(value, known, total, tolerance)
     return Judged.WRONG if is_wrong and not is_padded else None
+
+
+def _uses(values: Sequence[Value]) -> dict[int, list[int]]:
+    """Place -> the places of what was made of the value there."""
+    found: dict[int, list[int]] = {}
+    for place, value in enumerate(values):
+        for source in set(value.sources):
+            found.setdefault(source, []).append(place)
+    return found
+
+
+def _is_of_others(
+    place: int, values: Sequence[Value], uses: Mapping[int, Sequence[int]], judged: Sequence[Judged], known: Known,
+    *, tolerance: float, rank: int,
+) -> bool:  # fmt: skip
+    """True for the part of a different rank that came through a collective, or is put together to be sent in one."""
+    value = values[place]
+    parts = known.parts.get(value.shape, []) if value.tensor else []
+    if not any(is_near(value.tensor or (), right.tensor, tolerance) for right in parts):
+        return False
+    if value.name.startswith(COLLECTIVES):
+        return True
+    is_piece = value.name in TAKES_APART and all(judged[source] == Judged.WHOLE for source in value.sources)
+    return is_piece and _is_only_sent(place, values, uses)
+
+
+def _is_only_sent(place: int, values: Sequence[Value], uses: Mapping[int, Sequence[int]]) -> bool:
+    """True where nothing but collectives is given a value, its views, and what they are put together in."""
+    users = [(user, values[user].name) for user in uses.get(place, ())]
+    return bool(users) and all(
+        name.startswith(COLLECTIVES) or (name in SAME_VALUES | PUTS_TOGETHER and _is_only_sent(user, values, uses))
+        for user, name in users
+    )
+
+
+def _is_right_view(value: Value, values: Sequence[Value], judged: Sequence[Judged]) -> bool:
+    """True for a right part as one row of numbers, of which no equal part of the whole row need be."""
+    if value.name not in SAME_VALUES or len(value.shape) != 1 or len(value.sources) != 1:
+        return False
+    source = value.sources[0]
+    return len(values[source].shape) > 1 and judged[source] == Judged.PART
+
+
+def _has(whole: Value, own: Value, rank: int, tolerance: float) -> bool:
+    """True where the value is the whole one, or this rank's part of it."""
+    parts = [part.tensor for part in whole.parts if (part.rank, part.shape) == (rank, own.shape)]
+    wholes = [whole.tensor] if whole.tensor is not None and whole.shape == own.shape else []
+    return own.tensor is not None and any(is_near(own.tensor, each, tolerance) for each in wholes + parts)
 
 
 def _is_looked_up(value: Value, looked_up: set[int]) -> bool:
@@ -277,9 +354,9 @@ def _are_other_places(value: Value, known: Known, total: Total | None, tolerance
     return not any(is_near(total.moments, right.value.moments, tolerance) for right in wholes)
 
 
-def _as_summand(total: Total, shape: Shape, known: Known, *, tolerance: float, size: int) -> Judged | None:
+def _as_summand(total: Total, shape: Shape, known: Known, *, tolerance: float, rank: int, size: int) -> Judged | None:
     """How a value is right together with those of the other ranks; None where it is not."""
-    if known.is_among(total.sum, shape, -1, tolerance):
+    if any(known.is_among(total.sum, shape, of, tolerance) for of in ((-1, rank) if known.has_axes else (-1,))):
         return Judged.PARTIAL
     if known.is_among(times(total.sum, 1 / size), shape, -1, tolerance):
         return Judged.AVERAGED

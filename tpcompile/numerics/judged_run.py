@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.iterables import find
 from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, all_behind, behind, is_near, times
-from tpcompile.numerics.op_names import LINEAR, NEGATES, POWERS, PRODUCTS, SAME_VALUES, SUMS_OVER_RANKS
+from tpcompile.numerics.op_names import LINEAR, NEGATES, POWERS, PRODUCTS, PUTS_TOGETHER, SAME_VALUES, SUMS_OVER_RANKS
 from tpcompile.numerics.traced import Value
 
 
@@ -112,6 +112,25 @@ class Evidence:
             if found:
                 return found
         return ""
+
+    def taken_at(self, place: int) -> int | None:
+        """Where a parameter that an op is given was taken, the first of its views; None where it is given itself."""
+        for source in self.values[place].sources:
+            taken, at = None, source
+            while self.values[at].name in SAME_VALUES and len(self.values[at].sources) == 1:
+                taken, at = at, self.values[at].sources[0]
+            parameter = self.values[at]
+            if taken is not None and parameter.is_given and parameter.name != "an input":
+                return taken
+        return None
+
+    def is_made_of_both(self, place: int) -> bool:
+        """True for what is made of one tensor that was put together of replicated ones and of parts of this rank."""
+        for source in set(self.values[place].sources):
+            put_together = self.values[source].name in PUTS_TOGETHER
+            if put_together and self.given(source, Judged.WHOLE) and self.given(source, Judged.PART):
+                return True
+        return False
 
     def is_only_combined(self, place: int) -> bool:
         """True where nothing but a reduction over ranks is given the value: it is used for nothing by itself."""

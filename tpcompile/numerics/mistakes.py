@@ -25,6 +25,7 @@ from tpcompile.numerics.op_names import (
     CROSSES_PLACES,
     MASKS,
     SAME_VALUES,
+    SQUARES,
     STATISTICS,
     SUMS_OVER_RANKS,
     TAKES_APART,
@@ -131,9 +132,11 @@ def _counted_per_rank(place: int, found: Evidence) -> Fields:
     is_sum = value.name in ADDS and bool(found.given(place, *SUMMANDS))
     has_whole = bool(found.given(place, Judged.WHOLE))
     is_product = value.name in ADDS_TO_PRODUCT and has_whole and len(found.given(place, Judged.PART)) >= 2
-    if value.in_backward or not (is_sum or is_product) or not found.is_summed_later(place):
+    is_square = value.name in SQUARES and found.is_made_of_both(place)
+    if value.in_backward or not (is_sum or is_product or is_square) or not found.is_summed_later(place):
         return {}
-    made_of = behind(found.given(place, Judged.WHOLE), found.values, found.judged, set(Judged))
+    counted = value.sources if is_square else found.given(place, Judged.WHOLE)
+    made_of = behind(counted, found.values, found.judged, set(Judged))
     is_gradient = any(found.values[source].in_backward for source in made_of)
     return {
         "kind": MistakeKind.PER_RANK,
@@ -183,14 +186,19 @@ def _wrong_group(place: int, found: Evidence) -> Fields:
 
 
 def _gradient_not_summed(place: int, divided: int, found: Evidence) -> Fields:
-    """The gradient of a collective's result where the collective is what should have summed it; else of an input."""
+    """The gradient of a collective's result where the collective is what should have summed it; else of an input.
+
+    Of a parameter where the program takes it as a plain tensor, as `DTensor.to_local` does.
+    """
     fields: Fields = {"kind": MistakeKind.GRADIENT_NOT_SUMMED, "place": divided}
     forward = found.values[place].forward
-    if divided == place or forward is None:
+    if forward is None:
         return fields
-    collective = _collective_of(forward, found)
-    if collective is not None:
-        value = found.values[collective]
+    begun = None if divided == place else _collective_of(forward, found)
+    if begun is None:
+        begun = found.taken_at(forward)
+    if begun is not None:
+        value = found.values[begun]
         fields |= {"about": value.name, "line": value.line, "module": value.module, "of": "what it returns"}
     return fields
 
@@ -235,9 +243,10 @@ def _other_part(place: int, found: Evidence) -> Fields:
     others = (right for right in found.known.parts.get(value.shape, []) if right.rank != found.rank)
     numbers = value.tensor
     right = find(others, lambda right: is_near(numbers, right.tensor, found.tolerance))
-    if right is None:
-        return {}
-    return {"kind": MistakeKind.OTHER_PART, "other": right.rank}
+    if right is not None:
+        return {"kind": MistakeKind.OTHER_PART, "other": right.rank}
+    is_place = value.is_given and not value.is_float and found.judged[place] == Judged.WRONG
+    return {"kind": MistakeKind.OTHER_PART} if is_place else {}
 
 
 def _local_statistic(place: int, found: Evidence) -> Fields:

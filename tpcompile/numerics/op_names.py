@@ -13,6 +13,9 @@ SAME_VALUES = TAKES_APART | {
 LINEAR = SAME_VALUES | {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
 POWERS = {"aten.pow", "aten.linalg_vector_norm", "aten._foreach_norm", "aten._foreach_pow"}
 """Norms: what is summed over the ranks are their squares."""
+SQUARES = POWERS | {"aten.dot", "aten.vdot", "aten.mul", "aten.square"}
+"""What a norm begins with."""
+PUTS_TOGETHER = {"aten.cat", "aten.stack"}
 ADDS = {"aten.add", "aten.sub", "aten.sum", "aten.stack", "aten.cat", "aten._foreach_add"}
 ACCUMULATES = {"aten.add", "aten.add_"}
 """How autograd adds up the gradients of a tensor that is used twice."""
@@ -22,12 +25,14 @@ STATISTICS = {
     "aten.mean", "aten.var", "aten.var_mean", "aten.std", "aten.amax", "aten.amin", "aten.max", "aten.min",
     "aten.logsumexp", "aten._softmax", "aten._log_softmax", "aten._safe_softmax", "aten.native_layer_norm",
     "aten._fused_rms_norm", "aten.native_group_norm", "aten.native_batch_norm", "aten.linalg_vector_norm",
-    "aten._foreach_norm",
+    "aten._foreach_norm", "aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.mse_loss", "aten.smooth_l1_loss",
+    "aten.huber_loss", "aten.binary_cross_entropy", "aten.binary_cross_entropy_with_logits",
 }  # fmt: skip
 """Ops whose result depends on all of a dim, and that are not sums over it."""
 CROSSES_PLACES = {
     "aten.constant_pad_nd", "aten.roll", "aten.flip", "aten.cumsum", "aten.cumprod", "aten.logcumsumexp",
-    "aten.convolution", "aten.max_pool2d_with_indices", "aten.avg_pool2d", "aten.sort", "aten.topk",
+    "aten.convolution", "aten.max_pool2d_with_indices", "aten.avg_pool2d", "aten.sort", "aten.topk", "aten.unfold",
+    "aten.im2col",
 }  # fmt: skip
 """Ops of which a place of the result depends on other places of what they were given."""
 _MOVES = SAME_VALUES | CROSSES_PLACES | {

@@ -28,7 +28,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import is_library_file, line_of_frame
 from tpcompile.numerics import drawn
 from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
-from tpcompile.numerics.op_names import BY_NUMBERS, IN_SOME_RUNS
+from tpcompile.numerics.op_names import IN_SOME_RUNS
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Cut
 from tpcompile.torch_api.dispatch import (
@@ -50,6 +50,8 @@ _FUNCTIONAL, _IN_PLACE = "_c10d_functional.", "c10d."
 _STILL_PENDING = ("_c10d_functional._wrap_tensor_autograd", "aten.view")
 """Ops that an AsyncCollectiveTensor takes without a wait; any other one waits for it."""
 _MOST_CALLERS = 6
+_DIMS_OF_AXES = 2
+"""Dims that other axes of a mesh cut: samples and tokens."""
 _DEEP = 8
 """Frames in which a mode that is inside of this one is looked for: torch has some between the two."""
 _ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
@@ -91,7 +93,7 @@ class Value:
     node: int | None = None
     """Number of its autograd node in a forward pass; an op without a gradient has that of the op before."""
     numbers: tuple[float, ...] = ()
-    """Python numbers that an op which calculates with them was given."""
+    """Python numbers that the op was given."""
 
     @property
     def shown(self) -> float | None:
@@ -121,6 +123,15 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
     return traced_call(call, module, size=size)
 
 
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the mesh, other than the one whose ranks are compared."""
+
+    size: int
+    at: int
+    """The place of this rank along it."""
+
+
 LineOf = Callable[[str, FrameType], UserLine]
 """Op and the frame that runs it -> its line."""
 Change = Callable[[int, Tensor], Tensor]
@@ -141,19 +152,21 @@ def traced_call(
     *,
     size: int = 1,
     cuts: Sequence[Cut] = (),
+    axes: Sequence[Axis] = (),
     line_of: LineOf = _innermost,
     change: Change | None = None,
 ) -> Trace:
     """Run the call in eager, forward and backward; `module` names its parameters.
 
-    `parts` are those of `size` ranks, and of the rank that has these cuts; `line_of` gives the line of an op, by
-    default the innermost of the user's. `change` is what a run would have been with a different result of an op.
+    `parts` are those of `size` ranks, of the rank that has these cuts, and along other `axes`; `line_of` gives the
+    line of an op, by default the innermost of the user's. `change` is what a run would have been with a different
+    result of an op.
     """
     named: list[tuple[str, Tensor]] = []
     if module is not None:
         named = [*module.named_parameters(), *module.named_buffers()]
     names = {id(local_part(tensor)): plain_name(name) for name, tensor in named}
-    mode = _Tracing(names, size=size, cuts=cuts, line_of=line_of, change=change)
+    mode = _Tracing(names, size=size, cuts=cuts, axes=axes, line_of=line_of, change=change)
     with mode.following(module), mode:
         results = call()
     for name, tensor in results.items():
@@ -181,13 +194,20 @@ class _Op:
 
 class _Tracing(TorchDispatchMode):
     def __init__(
-        self, names: dict[int, str], *, size: int, cuts: Sequence[Cut], line_of: LineOf, change: Change | None
+        self,
+        names: dict[int, str],
+        *,
+        size: int,
+        cuts: Sequence[Cut],
+        axes: Sequence[Axis],
+        line_of: LineOf,
+        change: Change | None,
     ) -> None:
         super().__init__()
         self._line_of, self._change = line_of, change
         self._num_kept = 0
         self.trace = Trace()
-        self._names, self._size, self._cuts = names, size, cuts
+        self._names, self._size, self._cuts, self._axes = names, size, cuts, axes
         self._places: Any = WeakTensorKeyDictionary()
         self._modules: list[str] = []
         self._numbers: dict[float, int] = {}
@@ -231,12 +251,14 @@ class _Tracing(TorchDispatchMode):
         name = func._schema.name.replace("::", ".")
         op = self._op(name, self._line_of_caller(name))
         if not op.in_backward:
-            op = replace(op, callers=_callers(), numbers=_numbers(name, args))
+            op = replace(op, callers=_callers(), numbers=_numbers(args))
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
+        if func._schema.is_mutable:  # it may write into what a collective has written
+            self._know_waited(given, name=_IN_PLACE)
         out = func(*args, **kwargs)
         pending = [value for value in map(self.trace.values.__getitem__, sources) if value.tensor is None]
-        is_late = bool(pending) if name in _STILL_PENDING else name.startswith(_FUNCTIONAL) and name != _WAIT
-        is_unknown = is_late or (name.startswith(_IN_PLACE) and not pending)
+        is_collective = name.startswith((_FUNCTIONAL, _IN_PLACE)) and name != _WAIT
+        is_late = bool(pending) if name in _STILL_PENDING else is_collective
         if name not in _STILL_PENDING:
             self._know_waited(given)
         has_number = name not in IN_SOME_RUNS and not func._schema.is_mutable
@@ -257,17 +279,21 @@ class _Tracing(TorchDispatchMode):
         apart = _read_for_each(name, args, results)
         for number, tensor in enumerate(results):
             own = tuple(self._places[each] for each in apart[number]) if apart else sources
-            self._keep(tensor, replace(op, sources=own, is_late=is_late), is_unknown=is_unknown)
+            self._keep(tensor, replace(op, sources=own, is_late=is_late))
         return out
 
-    def _know_waited(self, given: Sequence[Tensor]) -> None:
-        """Keep the numbers of collectives for which an op has waited: what it was given was not there before."""
+    def _know_waited(self, given: Sequence[Tensor], *, name: str = "") -> None:
+        """Keep the numbers of collectives for which an op has waited: what it was given was not there before.
+
+        `name` is how their names begin.
+        """
         for tensor in given:
             left = [self._places[tensor]]
             while left:
                 place = left.pop()
                 value = self.trace.values[place]
-                if value.is_late and value.tensor is None and value.shape == tuple(tensor.shape):
+                is_pending = value.is_late and value.tensor is None and value.name.startswith(name)
+                if is_pending and value.shape == tuple(tensor.shape):
                     known = self._summary(tensor, _Op(value.name, value.line))
                     self.trace.values[place] = replace(
                         value, tensor=known.whole, parts=known.parts, moments=known.moments
@@ -310,11 +336,11 @@ class _Tracing(TorchDispatchMode):
             self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
         return int(self._places[tensor])
 
-    def _keep(self, tensor: Tensor, op: _Op, *, is_unknown: bool = False) -> None:
+    def _keep(self, tensor: Tensor, op: _Op) -> None:
         module = self._modules[-1] if self._modules else ""
         if op.forward is not None:
             module = self.trace.values[op.forward].module
-        known = None if is_unknown else self._summary(tensor, op)
+        known = None if op.is_late else self._summary(tensor, op)
         value = Value(
             op.name,
             tuple(tensor.shape),
@@ -345,8 +371,18 @@ class _Tracing(TorchDispatchMode):
             found = summary(tensor, size=self._size)
             cut = [(cut.rank, part) for cut in self._cuts for part in cut.parts_of(tensor.detach())]
             more = [Part(rank, tuple(part.shape), fingerprint(part)) for rank, part in cut]
-            return replace(found, parts=(*found.parts, *more))
+            return replace(found, parts=(*found.parts, *more, *self._parts_along_axes(tensor.detach())))
         return Summary(source.tensor, source.parts, source.moments)
+
+    def _parts_along_axes(self, tensor: Tensor) -> Iterator[Part]:
+        """What this rank has of samples or tokens that are cut along another axis, and the parts of that."""
+        for axis in self._axes:
+            for dim in range(min(tensor.dim(), _DIMS_OF_AXES)):
+                if tensor.shape[dim] % axis.size == 0 and tensor.shape[dim]:
+                    own = tensor.chunk(axis.size, dim)[axis.at]
+                    found = summary(own, size=self._size)
+                    yield from (Part(rank, tuple(own.shape), found.whole) for rank in range(self._size))
+                    yield from found.parts
 
 
 def _unit(tensor: Tensor) -> float:
@@ -403,8 +439,8 @@ def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) ->
     return [by_tensor.get(id(tensor), [tensor]) for tensor in results]
 
 
-def _numbers(name: str, args: Sequence[Any]) -> tuple[float, ...]:
-    return tuple(float(each) for each in args if isinstance(each, (int, float))) if name in BY_NUMBERS else ()
+def _numbers(args: Sequence[Any]) -> tuple[float, ...]:
+    return tuple(float(each) for each in args if isinstance(each, (int, float)))
 
 
 def _rounded(number: float) -> float:

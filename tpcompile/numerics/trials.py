@@ -2,7 +2,8 @@
 
 Where the reference makes with one op what ranks make with many (a cross entropy over a sharded vocabulary), the values
 between have no equal, and those that have one are wrong. The run is then made again with one change, until the wrong
-results are right on every rank: each change is a row of a table (repairs.py for values, attached.py for gradients).
+results are right on every rank: each change is a row of a table (recut.py for parameters,
+repairs.py for values, attached.py for gradients).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,7 @@ from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
 from tpcompile.numerics.attached import Cut, attached, cuts_of
 from tpcompile.numerics.judged import Known, allowed_for, kept_places, of_gradients
+from tpcompile.numerics.recut import Recut, first_use
 from tpcompile.numerics.repairs import REPAIRS, Repair, is_likely
 from tpcompile.numerics.traced import Change, Trace, Value
 
@@ -39,6 +42,17 @@ RunAgain = Callable[[Change | None, AbstractContextManager[object]], Trace]
 """A change of the results of ops, and what is around the run -> the run."""
 
 
+class _Ask(NamedTuple):
+    """What a rank tells the others ahead of the trials."""
+
+    is_open: bool
+    is_forward: bool
+    """A result of its forward pass is wrong."""
+    recuts: list[str]
+    changes: list[tuple[bool, bool]]
+    """Of each of these, whether it would change anything, and whether the rank has rows in an order of its own."""
+
+
 @dataclass(frozen=True)
 class Trials:
     """Runs of one program with one thing changed. All ranks must try the same, and run the same ops."""
@@ -50,6 +64,10 @@ class Trials:
     tolerance: float
     device: torch.device
     limit_s: float
+    recuts: Sequence[Recut] = ()
+    """Other rows of parameters that may be tried."""
+    recut: Callable[[Recut], AbstractContextManager[object]] = nullcontext
+    """What is around a run with them."""
 
     def repaired(self, wrong: Sequence[str], *, is_open: bool) -> WrongOp | None:
         """What makes the `wrong` results of this rank right, with those of all others.
@@ -60,26 +78,51 @@ class Trials:
         gradients = of_gradients(self.trace.values)
         backward = [name for name in wrong if self.trace.results[name] in gradients]
         forward = [name for name in wrong if name not in backward]
-        asks = [json.loads(text) for text in self._all(json.dumps([is_open, bool(forward)]))]
-        is_any_open, is_forward = map(any, zip(*asks, strict=True))
-        if not is_any_open:
-            return None
+        asks = [_Ask(*json.loads(text)) for text in self._all(json.dumps(self._ask(bool(forward), is_open=is_open)))]
+        is_any_open, is_forward = any(ask.is_open for ask in asks), any(ask.is_forward for ask in asks)
         deadline_s = time.monotonic() + max(self.limit_s, _LEAST_S)
+        is_found, item = self._first_right(wrong, self._cut_otherwise(asks), deadline_s)
+        if is_found or not is_any_open:
+            return item
         if is_forward:
-            return self._first_right(forward, self._values(forward, deadline_s), deadline_s)
-        return self._first_right(backward, self._gradients(backward), deadline_s)
+            return self._first_right(forward, self._values(forward, deadline_s), deadline_s)[1]
+        return self._first_right(backward, self._gradients(backward), deadline_s)[1]
 
-    def _first_right(self, wrong: Sequence[str], trials: Iterator[Trial], deadline_s: float) -> WrongOp | None:
+    def _ask(self, is_forward: bool, *, is_open: bool) -> _Ask:
+        changes = [(recut.changes, recut.is_unusual) for recut in self.recuts]
+        return _Ask(is_open, is_forward, [recut.key for recut in self.recuts], changes)
+
+    def _cut_otherwise(self, asks: Sequence[_Ask]) -> Iterator[Trial]:
+        """Parameters with other rows; where none is open, those that some rank has in an order of its own."""
+        if any(ask.recuts != asks[0].recuts for ask in asks):
+            return
+        is_open = any(ask.is_open for ask in asks)
+        given = {value.name: place for place, value in reversed(list(enumerate(self.trace.values))) if value.is_given}
+        for recut, changes in zip(self.recuts, zip(*(ask.changes for ask in asks), strict=True), strict=True):
+            place = first_use(recut.names, given)
+            is_change, is_unusual = map(any, zip(*changes, strict=True))
+            if place is not None and is_change and (is_open or is_unusual):
+                value = self.trace.values[place]
+                item = WrongOp(
+                    about=value.name, line=value.line, module=value.module, place=place, is_given=True,
+                    size=self.group.size(), **recut.says,
+                )  # fmt: skip
+                yield None, self.recut(recut), item
+
+    def _first_right(
+        self, wrong: Sequence[str], trials: Iterator[Trial], deadline_s: float
+    ) -> tuple[bool, WrongOp | None]:
+        """Whether one of the trials makes the results of all ranks right, and what is wrong then on this one."""
         for change, around, item in trials:
             again = self._run(change, around)
             found = [again.values[place] for name, place in again.results.items() if name in wrong]
             is_right = len(found) == len(wrong) and all(map(self._is_right, found))
             says = self._all(_RIGHT if is_right else _OVER if time.monotonic() > deadline_s else "wrong")
             if set(says) == {_RIGHT}:
-                return item if wrong else None
+                return True, item if wrong else None
             if _OVER in says:
-                return None
-        return None
+                return False, None
+        return False, None
 
     def _run(self, change: Change | None, around: AbstractContextManager[object]) -> Trace:
         try:

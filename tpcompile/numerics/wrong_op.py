@@ -38,8 +38,9 @@ from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.mistakes import described, gradient_cut
 from tpcompile.numerics.op_names import may_move
 from tpcompile.numerics.optimizer_step import plain_name
+from tpcompile.numerics.recut import recut_as, recuts_of
 from tpcompile.numerics.rows import Cut, Rows, all_rows, unequal_cuts
-from tpcompile.numerics.traced import Change, Trace, Value, traced, traced_call
+from tpcompile.numerics.traced import Axis, Change, Trace, Value, traced, traced_call
 from tpcompile.numerics.trials import Trials
 from tpcompile.torch_api.dispatch import local_part
 
@@ -77,12 +78,13 @@ def wrong_op_of(
     dtype: torch.dtype,
     device: torch.device,
     on_one_rank: Run | None = None,
+    axes: Sequence[Axis] = (),
 ) -> WrongOp | None:
     """The op that the wrong ones among the results of a run begin with; None when unknown.
 
     `wrong` are names of results. `references` return the same in the dtype under test and, last, in float64.
-    `on_one_rank` is the program itself as it is for one rank, which counts where its results are right. All ranks of
-    the group must call it, also one whose results are right.
+    `on_one_rank` is the program itself as it is for one rank, which counts where its results are right. `axes` are the
+    other ones of the mesh. All ranks of the group must call it, also one whose results are right.
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
     began_s = time.monotonic()
@@ -92,10 +94,10 @@ def wrong_op_of(
     unequal = unequal_cuts(layouts.values(), rank=rank, size=size)
     if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
-    singles = [traced_call(each.call, each.module, size=size, cuts=unequal) for each in references]
+    singles = [traced_call(each.call, each.module, size=size, cuts=unequal, axes=axes) for each in references]
     twin = None if on_one_rank is None else _twin(on_one_rank, singles[-1], cuts=unequal, dtype=dtype, size=size)
     padded = {len(cut.index) for cut in unequal if cut.has_padding}
-    known = Known.of([*singles, *([] if twin is None else [twin])], padded=padded)
+    known = Known.of([*singles, *([] if twin is None else [twin])], padded=padded, has_axes=bool(axes))
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     gradients = of_gradients(trace.values)
     forward = {name: at for name, at in trace.results.items() if at not in gradients}
@@ -118,6 +120,8 @@ def wrong_op_of(
         tolerance=tolerance_of(dtype),
         device=device,
         limit_s=time.monotonic() - began_s,
+        recuts=recuts_of(layouts, rank=rank, size=size),
+        recut=lambda recut: recut_as(run.module, references[0].module, recut, layouts),
     )
     repaired = trials.repaired(mine, is_open=is_open)
     return repaired or found or rounded

@@ -87,3 +87,18 @@ def test_an_item_that_travelled_says_the_same() -> None:
     for layer in (Layer.INPUTS, Layer.GRAPH, Layer.GUARDS, Layer.COLLECTIVES):
         for item in layer_items(samples.compiled(), layer):
             assert Item.model_validate_json(item.to_json()).key == item.key
+
+
+def test_a_frame_of_torch_without_an_op_is_no_break() -> None:
+    """Guards of a DTensor parameter read `DTensor.device_mesh`, which Dynamo compiles, too: one frame more."""
+
+    def frames(file: str, **fields: object) -> int:
+        stack = (samples.line(5), samples.line(779, file=file))
+        empty = samples.compiled(**{"compile_id": "1/0", "graphs": (), "stack": stack, **fields})
+        one = samples.record(0, samples.compiled(), empty, counters=(samples.counters(frames=2),))
+        return digest_rank(one).counters[0].frames
+
+    torchs, users = "/venv/lib/python3.11/site-packages/torch/distributed/tensor/_api.py", "/home/me/model.py"
+    assert (frames(torchs), frames(users)) == (1, 2)
+    assert frames(torchs, failure="it was skipped") == 2
+    assert frames(torchs, graphs=(samples.graph(samples.reduce("%1")),)) == 2

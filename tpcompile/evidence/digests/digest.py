@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 from tpcompile.evidence.digests.entered_regions import entered_regions
@@ -22,6 +23,7 @@ from tpcompile.evidence.records import (
     Item,
     Layer,
     LayerDigest,
+    PhaseCounters,
     RankDigest,
     RankRead,
     RankRecord,
@@ -29,7 +31,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.text import normalise
 from tpcompile.evidence.text.code import overwritten_reads
-from tpcompile.evidence.text.lines import called_at, entered_at, own_line, own_lines
+from tpcompile.evidence.text.lines import called_at, entered_at, is_library_file, own_line, own_lines
 from tpcompile.evidence.text.phrases import phrase
 from tpcompile.evidence.text.reasons import nearest_reason
 
@@ -47,7 +49,7 @@ def digest_rank(record: RankRecord) -> RankDigest:
         coordinates=record.coordinates,
         environment=_sha(environment_items(record)),
         compiles=tuple(digest_compile(compile_, index) for index, compile_ in enumerate(compiles)),
-        counters=record.counters,
+        counters=_counters(record),
         is_cut=record.is_cut or bool(cut),
         splits=splits_of(record),
         regions_counted=sum(region.calls for region in record.regions),
@@ -64,6 +66,23 @@ def digest_rank(record: RankRecord) -> RankDigest:
         facts=record.facts,
         host=record.host,
     )
+
+
+def _counters(record: RankRecord) -> tuple[PhaseCounters, ...]:
+    """Dynamo's counters, without frames of torch in which it found no op: no break in the user's program began them.
+
+    Seen on torch 2.13.0: guards of a DTensor parameter read `DTensor.device_mesh`, which is then compiled, too.
+    """
+    without_ops = Counter(compile_.phase for compile_ in record.compiles if _is_torchs_without_ops(compile_))
+    return tuple(
+        counters.model_copy(update={"frames": counters.frames - without_ops[counters.phase]})
+        for counters in record.counters
+    )
+
+
+def _is_torchs_without_ops(compile_: CompileRecord) -> bool:
+    is_empty = not (compile_.graphs or compile_.breaks or compile_.failure)
+    return is_empty and bool(compile_.stack) and is_library_file(compile_.stack[-1].file)
 
 
 def _rank_reads(record: RankRecord) -> tuple[RankRead, ...]:

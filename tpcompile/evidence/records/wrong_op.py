@@ -45,8 +45,7 @@ _SAYS = {
     "mean is meant to be a sum",
     MistakeKind.PER_RANK: "{of}, which each rank holds whole, is added to its part of a sum: the sum over the ranks "
     "counts it {size} times",
-    MistakeKind.OTHER_PART: "{what} is what rank {other} should have: an offset, a position or an index is not this "
-    "rank's own",
+    MistakeKind.OTHER_PART: "{what} is {whose}: an offset, a position or an index is not this rank's own",
     MistakeKind.CUT_AS_ONE: "{of} is cut as one matrix and then taken apart in {pieces}: each piece has to be sharded "
     "by itself",
     MistakeKind.LOCAL_STATISTIC: "it is a statistic of this rank's shard, and {what} is used for the whole",
@@ -88,7 +87,7 @@ class WrongOp(Frozen):
     ratio: float | None = None
     """Result over right result, where the one is a multiple of the other."""
     other: int = -1
-    """The rank whose part it is, -1 for none."""
+    """The rank whose part it is, -1 for one that is not known."""
     pieces: str = ""
     """What a packed value was taken apart in, e.g. `2 pieces`."""
     got: float | None = None
@@ -111,7 +110,7 @@ class WrongOp(Frozen):
             of=self.of or "what it returns",
             size=self.size,
             ratio="" if self.ratio is None else multiple_text(self.ratio, self.size),
-            other=self.other,
+            whose="not what this rank should have" if self.other < 0 else f"what rank {self.other} should have",
             pieces=self.pieces,
         )
         if self.got is None or self.wanted is None:
