@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -191,6 +192,48 @@ def experts(ctx: TargetContext) -> tpcompile.Target:
     """The wrong numbers of a rank's experts are those of others: what each is looked up by is right by itself."""
     program = Experts(Collectives(ctx.mesh.get_group("tp")), is_wrong=_is_wrong(ctx))
     return tpcompile.Target(program=program, inputs=_inputs(), reference=Experts(Collectives(None), is_wrong=False))
+
+
+def heads_in_turn(ctx: TargetContext) -> tpcompile.Target:
+    """Hidden units that are scaled; the ranks have the wrong scales in turn, and all else in their order."""
+
+    class Scaled(Sharded):
+        def __init__(self, comm: Collectives) -> None:
+            super().__init__(comm)
+            scale = torch.linspace(0.5, 2, HIDDEN)
+            own = scale[comm.rank :: comm.size] if _is_wrong(ctx) else scale.chunk(comm.size)[comm.rank]
+            self.scale = nn.Parameter(own.clone())
+
+        def forward(self, x: Tensor) -> Tensor:
+            """[B, S, D] -> [B, S, D]."""
+            h = F.silu(F.linear(self.comm.copy_to_tp(self.norm(x)), self.up))
+            return x + self.comm.all_reduce(F.linear(h * self.scale, self.down))  # heads_in_turn
+
+    program = Scaled(Collectives(ctx.mesh.get_group("tp")))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Scaled(Collectives(None)))
+
+
+class OnMesh(Sharded):
+    """Samples over the axis dp, hidden units over tp; the wrong one sums over all ranks of both."""
+
+    def __init__(self, comm: Collectives, dp: Collectives, *, is_wrong: bool) -> None:
+        super().__init__(comm)
+        self.dp, self.everywhere = dp, Collectives(dist.group.WORLD) if is_wrong else comm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        own = x.chunk(self.dp.size)[self.dp.rank]
+        h = F.silu(F.linear(self.norm(own), self.up))
+        own = own + self.everywhere.all_reduce(F.linear(h, self.down))  # two_axes
+        return self.dp.all_gather(own, dim=0, dst="I")
+
+
+def two_axes(ctx: TargetContext) -> tpcompile.Target:
+    """Four ranks; what an axis of the mesh cuts, of which the gate does not compare the ranks, is right."""
+    mesh = init_device_mesh(ctx.device.type, (2, 2), mesh_dim_names=("dp", "tp"))
+    tp, dp = (Collectives(mesh.get_group(name)) for name in ("tp", "dp"))
+    program = OnMesh(tp, dp, is_wrong=_is_wrong(ctx)).requires_grad_(False)
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Sharded(Collectives(None)), mesh=mesh)
 
 
 def _is_wrong(ctx: TargetContext) -> bool:

@@ -19,7 +19,10 @@ KINDS = {
     "norm_of_a_plan": MistakeKind.PER_RANK,
     "adapter": MistakeKind.OTHER_NUMBER,
     "experts": MistakeKind.OTHER_PART,
+    "heads_in_turn": MistakeKind.OTHER_PART,
+    "two_axes": MistakeKind.WRONG_GROUP,
 }
+ON_FOUR = ("two_axes",)
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
@@ -33,7 +36,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GateRun]:
             jobs[f"{name}-{wrong}"] = job
     alone = ["compile.backend=eager", "wrong=yes", "ranks=two"]
     jobs["adapter of two"] = {"target": "tests.gate.own_numbers:adapter", "overrides": alone, "device": "cpu"}
-    return run_many(tmp_path_factory.mktemp("numbers"), jobs)
+    on_four = {name: job for name, job in jobs.items() if name.startswith(ON_FOUR)}
+    on_two = {name: job for name, job in jobs.items() if name not in on_four}
+    four = run_many(tmp_path_factory.mktemp("on_four"), on_four, nproc=4)
+    return four | run_many(tmp_path_factory.mktemp("numbers"), on_two)
 
 
 def line_of(mark: str) -> int:

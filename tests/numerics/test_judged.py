@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from tpcompile.evidence.records import UserLine
 from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
 from tpcompile.numerics.judged import Judged, Known, all_judged, is_near, multiple_of
-from tpcompile.numerics.traced import Trace, Value
+from tpcompile.numerics.traced import Axis, Trace, Value, traced_call
 
 
 def test_numbers_whose_squares_are_no_floats_are_compared() -> None:
@@ -39,3 +41,86 @@ def test_scores_that_are_wrong_are_wrong_once_they_are_masked() -> None:
     future = torch.ones(8, 8, dtype=torch.bool).triu(1)
     right, wrong = (fingerprint((scores * factor).masked_fill(future, -math.inf)) for factor in (1.0, 1.02))
     assert is_near(right, right, 1e-5) and not is_near(wrong, right, 1e-3)
+
+
+def judged_by_line(own: Trace, known: Known, *, rank: int = 1) -> dict[str, Judged]:
+    """Op -> how its last value is right."""
+    judged = all_judged(own.values, known, [], tolerance=1e-5, rank=rank, size=2)
+    return {value.name: each for value, each in zip(own.values, judged, strict=True)}
+
+
+def count(chosen: torch.Tensor) -> Trace:
+    """A running count, as a router has it; each run has the same lines."""
+    return traced_call(lambda: {"count": (chosen - 1).clamp(0, 3).cumsum(0) * 2}, None, size=2)
+
+
+def test_an_integer_is_wrong_where_its_own_line_makes_another_of_the_same() -> None:
+    """On the second rank the count begins again; on the first it is that of the whole."""
+    chosen = torch.arange(1, 9)
+    known = Known.of([count(chosen)])
+    second = judged_by_line(count(chosen[4:]), known)
+    assert (second["aten.clamp"], second["aten.cumsum"], second["aten.mul"]) == (
+        Judged.PART, Judged.WRONG, Judged.WRONG,
+    )  # fmt: skip
+    assert judged_by_line(count(chosen[:4]), known, rank=0)["aten.cumsum"] == Judged.PART
+
+
+def test_an_integer_that_was_given_something_else_is_not_judged_by_its_line() -> None:
+    """Places in the rank's own rows of a table begin at 0 on each rank."""
+
+    def local(ids: torch.Tensor, first: int) -> Trace:
+        return traced_call(lambda: {"local": (ids - first).clone()}, None, size=2)
+
+    ids = torch.tensor([1, 5, 6, 2])
+    assert judged_by_line(local(ids, 4), Known.of([local(ids, 0)]))["aten.sub"] == Judged.PART
+
+
+@pytest.mark.parametrize(
+    ("used", "wanted"),
+    [
+        (lambda one, other: torch.cat((other, one)), Judged.WRONG),  # nothing sends it
+        (lambda one, other: other * one, Judged.WRONG),
+    ],
+    ids=["put together", "multiplied"],
+)
+def test_a_part_of_a_different_rank_is_wrong_unless_it_is_sent(
+    used: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], wanted: Judged
+) -> None:
+    whole = torch.arange(64.0).view(8, 8).sin()
+
+    def call() -> dict[str, torch.Tensor]:
+        one, other = (whole + 0.0).split(4)
+        return {"y": used(one, other)}
+
+    trace = traced_call(call, None, size=2)
+    known = Known.of([traced_call(lambda: {"x": whole + 0.0}, None, size=2)])
+    judged = all_judged(trace.values, known, [], tolerance=1e-5, rank=0, size=2)
+    pieces = [each for value, each in zip(trace.values, judged, strict=True) if value.name == "aten.split"]
+    assert pieces == [Judged.PART, wanted]
+    sent = [*trace.values, Value("_c10d_functional.all_to_all_single", (8, 8), None, (), None, (len(judged) - 1,))]
+    judged = all_judged(sent, known, [], tolerance=1e-5, rank=0, size=2)
+    pieces = [each for value, each in zip(sent, judged, strict=True) if value.name == "aten.split"]
+    assert pieces[1] == (Judged.PART if used(whole, whole).shape[0] > 8 else wanted)
+
+
+def test_what_another_axis_of_the_mesh_cuts_is_a_part_and_a_sum_over_the_ranks_may_be_of_it() -> None:
+    x = torch.arange(64.0).view(4, 16).cos()
+
+    def known(*axes: Axis) -> Known:
+        whole = traced_call(lambda: {"x": x + 0.0}, None, size=2, axes=axes)
+        return Known.of([whole], has_axes=bool(axes))
+
+    own = traced_call(lambda: {"x": x[2:] + 0.0}, None)
+    assert judged_by_line(own, known(Axis(2, 1)), rank=0)["aten.add"] == Judged.PART
+    assert judged_by_line(own, known(Axis(2, 0)), rank=0)["aten.add"] == Judged.WRONG
+    assert judged_by_line(own, known(), rank=0)["aten.add"] == Judged.WRONG
+
+
+def test_lines_of_two_programs_are_told_apart() -> None:
+    line = UserLine(file="model.py", line=3)
+    other = Value("aten.cumsum", (4,), (1.0,) * NUM_SUMS, (), line, is_float=False)
+    own = Value("aten.cumsum", (4,), (2.0,) * NUM_SUMS, (), UserLine(file="model.py", line=4), is_float=False)
+    known = Known.of([Trace([other])])
+    assert all_judged([own], known, [], tolerance=1e-5, rank=0, size=2) == [Judged.PART]
+    same = Value("aten.cumsum", (4,), (2.0,) * NUM_SUMS, (), line, is_float=False)
+    assert all_judged([same], known, [], tolerance=1e-5, rank=0, size=2) == [Judged.WRONG]

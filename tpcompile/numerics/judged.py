@@ -37,6 +37,10 @@ _MOST = 0.25
 """Largest difference that counts as rounding, in float8 too."""
 
 
+MOVED = 0.05
+"""Relative distance of equal numbers in different orders, at least."""
+
+
 class Judged(Enum):
     """How a value of a rank is right."""
 
@@ -126,14 +130,22 @@ class Known:
         apart = (rows - wanted).square().sum(1)
         return bool((apart <= tolerance**2 * rows.square().sum(1)).any())
 
-    def has_moments(self, moments: Fingerprint, shape: Shape, tolerance: float) -> bool:
-        """True where some whole value has these, which do not depend on the order."""
+    def in_other_order(self, value: Value, tolerance: float) -> Right | None:
+        """The whole value that has its numbers in a different order; None for none.
+
+        Norm, sum and maximum are near those of a value that is wrong by little, too: its numbers are near as well.
+        """
+        shape, wholes = value.shape, self.whole.get(value.shape, [])
+        if len(value.moments) < 2 or not wholes or value.tensor is None:
+            return None
         if shape not in self._moments:
-            known = [right.value.moments for right in self.whole.get(shape, [])]
-            self._moments[shape] = torch.tensor(known, dtype=torch.float64).view(len(known), len(moments))
+            known = [right.value.moments for right in wholes]
+            self._moments[shape] = torch.tensor(known, dtype=torch.float64)
         wanted = self._moments[shape]
-        apart = (wanted - torch.tensor(moments, dtype=torch.float64)).square().sum(1)
-        return bool((apart <= tolerance**2 * wanted.square().sum(1)).any())
+        apart = (wanted - torch.tensor(value.moments, dtype=torch.float64)).square().sum(1)
+        near = (apart <= tolerance**2 * wanted.square().sum(1)).nonzero().flatten().tolist()
+        numbers = value.tensor
+        return next((wholes[at] for at in near if not is_near(numbers, wholes[at].tensor, MOVED)), None)
 
     def is_unlike_own(self, value: Value, values: Sequence[Value], rank: int, tolerance: float) -> bool:
         """True where the same op on the same line was given the same, or of it this rank's part, and made another."""
@@ -245,7 +257,8 @@ def all_judged(
                 judged = None
             is_place = not value.is_float and not value.is_given and value.tensor is not None
             if judged is None and is_place and known.is_unlike_own(value, values, rank, allowed):
-                judged = Judged.WRONG
+                counted = total and _as_summand(total, value.shape, known, tolerance=allowed, rank=rank, size=size)
+                judged = counted or Judged.WRONG
         is_given_right = value.is_given and value.name in right
         if judged == Judged.WRONG and (is_given_right or place in of_right):
             judged = Judged.PART  # in a layout whose shape the reference has for something else

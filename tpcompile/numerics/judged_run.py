@@ -74,8 +74,8 @@ class Evidence:
     def is_other_order(self, place: int) -> bool:
         """True for a value of a forward pass that has the numbers of one of the reference in a different order."""
         value = self.values[place]
-        may_be = self.judged[place] == Judged.WRONG and len(value.moments) > 1 and not value.in_backward
-        return may_be and self.known.has_moments(value.moments, value.shape, self.tolerance)
+        may_be = self.judged[place] == Judged.WRONG and not value.in_backward
+        return may_be and self.known.in_other_order(value, self.tolerance) is not None
 
     def wrong_places_given(self, places: Iterable[int]) -> set[int]:
         """The integers that the run was given, of what these were made from, which are none of this rank's.
@@ -113,14 +113,20 @@ class Evidence:
                 return found
         return ""
 
-    def taken_at(self, place: int) -> int | None:
-        """Where a parameter that an op is given was taken, the first of its views; None where it is given itself."""
+    def taken_at(self, place: int, gradient: Value) -> int | None:
+        """Where a parameter with this gradient that an op is given was taken, the first of its views; None for none.
+
+        Views that the op's own line makes are those of the op.
+        """
         for source in self.values[place].sources:
+            if math.prod(self.values[source].shape) != math.prod(gradient.shape):
+                continue
             taken, at = None, source
             while self.values[at].name in SAME_VALUES and len(self.values[at].sources) == 1:
                 taken, at = at, self.values[at].sources[0]
             parameter = self.values[at]
-            if taken is not None and parameter.is_given and parameter.name != "an input":
+            is_parameter = parameter.is_given and parameter.name != "an input"
+            if taken is not None and is_parameter and self.values[taken].line != self.values[place].line:
                 return taken
         return None
 

@@ -15,7 +15,7 @@ from typing import Any
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.numerics.beside_reference import late, other_number, update_multiple
-from tpcompile.numerics.judged import SUMMANDS, Judged, Right, allowed_for, behind, is_near, multiple_of, times
+from tpcompile.numerics.judged import MOVED, SUMMANDS, Judged, Right, allowed_for, behind, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import (
     ACCUMULATES,
@@ -196,7 +196,7 @@ def _gradient_not_summed(place: int, divided: int, found: Evidence) -> Fields:
         return fields
     begun = None if divided == place else _collective_of(forward, found)
     if begun is None:
-        begun = found.taken_at(forward)
+        begun = found.taken_at(forward, found.values[divided])
     if begun is not None:
         value = found.values[begun]
         fields |= {"about": value.name, "line": value.line, "module": value.module, "of": "what it returns"}
@@ -245,14 +245,20 @@ def _other_part(place: int, found: Evidence) -> Fields:
     right = find(others, lambda right: is_near(numbers, right.tensor, found.tolerance))
     if right is not None:
         return {"kind": MistakeKind.OTHER_PART, "other": right.rank}
-    is_place = value.is_given and not value.is_float and found.judged[place] == Judged.WRONG
-    return {"kind": MistakeKind.OTHER_PART} if is_place else {}
+    is_named = value.is_given and bool(found.known.given_as(value))
+    return {"kind": MistakeKind.OTHER_PART} if is_named and found.judged[place] == Judged.WRONG else {}
 
 
 def _local_statistic(place: int, found: Evidence) -> Fields:
     value = found.values[place]
     is_of_shard = value.name in STATISTICS and bool(found.given(place, Judged.PART))
     return {"kind": MistakeKind.LOCAL_STATISTIC} if is_of_shard and not found.is_only_combined(place) else {}
+
+
+def _combined_statistic(place: int, found: Evidence) -> Fields:
+    """Means of the ranks' own, which are not what the mean of all is where the ranks have different numbers of them."""
+    is_of_shard = found.values[place].name in STATISTICS and bool(found.given(place, Judged.PART))
+    return {"kind": MistakeKind.LOCAL_STATISTIC} if is_of_shard else {}
 
 
 def _crosses(place: int, found: Evidence) -> Fields:
@@ -278,23 +284,20 @@ def _is_beside(line: UserLine, other: UserLine) -> bool:
 
 def _order(place: int, found: Evidence) -> Fields:
     value = found.values[place]
-    if len(value.moments) < 2:
-        return {}
-    whole = found.known.whole.get(value.shape, [])
-    right = find(whole, lambda right: is_near(value.moments, right.value.moments, found.tolerance))
-    if right is None:
-        right = _together_in_order(place, found)
+    right = found.known.in_other_order(value, found.tolerance) or _together_in_order(place, found)
     return {} if right is None else {"kind": MistakeKind.ORDER, "right": right}
 
 
 def _together_in_order(place: int, found: Evidence) -> Right | None:
     """The value of which the ranks together have all numbers, each not those of its part."""
+    value = found.values[place]
     total = found.sums[place] if found.sums else None
-    if total is None or not total.moments:
+    if total is None or not total.moments or value.tensor is None:
         return None
-    parts = found.known.parts.get(found.values[place].shape, [])
-    of_rank = (right for right in parts if right.rank == found.rank)
-    return find(of_rank, lambda right: is_near(total.moments, right.value.moments, found.tolerance))
+    numbers = value.tensor
+    of_rank = (right for right in found.known.parts.get(value.shape, []) if right.rank == found.rank)
+    alike = (right for right in of_rank if is_near(total.moments, right.value.moments, found.tolerance))
+    return find(alike, lambda right: not is_near(numbers, right.tensor, MOVED))
 
 
 def _multiple(place: int, found: Evidence) -> Fields:
@@ -326,5 +329,6 @@ ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     _masked,
     _order,
     _multiple,
+    _combined_statistic,
 )
 """The first row that fits counts; what is special stands above what is general."""

@@ -32,8 +32,8 @@ class Recut(NamedTuple):
     """Matrices that are packed in each, every one of which is cut by itself."""
     index: Tensor
     """Rows of the full parameter that the rank would have."""
-    changes: bool
-    """False where this rank has them already."""
+    changes: tuple[str, ...]
+    """Those of the parameters of which this rank has other rows."""
     is_unusual: bool
     """True where this rank has other rows than its part in the order of the ranks."""
 
@@ -46,7 +46,7 @@ class Recut(NamedTuple):
     def says(self) -> dict[str, Any]:
         """Fields of a WrongOp."""
         if self.pieces > 1:
-            return {"kind": MistakeKind.CUT_AS_ONE, "of": self.names[0], "pieces": f"{self.pieces} pieces"}
+            return {"kind": MistakeKind.CUT_AS_ONE, "pieces": f"{self.pieces} pieces"}
         return {"kind": MistakeKind.OTHER_PART}
 
 
@@ -65,9 +65,8 @@ def recuts_of(layouts: Mapping[str, Rows], *, rank: int, size: int) -> list[Recu
             index = _rows(length, part, pieces, rank=rank, size=size)
             if index is None or usual is None:
                 continue
-            own = [layouts[name].index for name in names]
-            changes = any(each is not None and not torch.equal(each.cpu(), index) for each in own)
-            is_unusual = any(each is not None and not torch.equal(each.cpu(), usual) for each in own)
+            changes = tuple(name for name in names if not layouts[name].has(index))
+            is_unusual = not all(layouts[name].has(usual) for name in names)
             recut = Recut(tuple(names), pieces, index, changes, is_unusual)
             found.setdefault(recut.key, recut)
     return list(found.values())[:_MOST]

@@ -27,6 +27,10 @@ class Rows:
     length: int = 0
     """Rows of the full parameter."""
 
+    def has(self, index: Tensor) -> bool:
+        """True for exactly these rows, in this order."""
+        return self.index is not None and torch.equal(self.index.cpu(), index)
+
     def of(self, full: Tensor) -> Tensor:
         """The same rows of a tensor that has the parameter's shape; zeros for padding."""
         if self.index is None:

@@ -49,8 +49,8 @@ class _Ask(NamedTuple):
     is_forward: bool
     """A result of its forward pass is wrong."""
     recuts: list[str]
-    changes: list[tuple[bool, bool]]
-    """Of each of these, whether it would change anything, and whether the rank has rows in an order of its own."""
+    changes: Sequence[tuple[Sequence[str], bool]]
+    """Of each of these the parameters that it changes, and whether the rank has rows in an order of its own."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,14 @@ class Trials:
         is_open = any(ask.is_open for ask in asks)
         given = {value.name: place for place, value in reversed(list(enumerate(self.trace.values))) if value.is_given}
         for recut, changes in zip(self.recuts, zip(*(ask.changes for ask in asks), strict=True), strict=True):
-            place = first_use(recut.names, given)
-            is_change, is_unusual = map(any, zip(*changes, strict=True))
-            if place is not None and is_change and (is_open or is_unusual):
+            names = [name for changed, _ in changes for name in changed]
+            place = first_use(names, given)
+            is_unusual = any(unusual for _, unusual in changes)
+            if place is not None and (is_open or is_unusual):
                 value = self.trace.values[place]
                 item = WrongOp(
                     about=value.name, line=value.line, module=value.module, place=place, is_given=True,
-                    size=self.group.size(), **recut.says,
+                    size=self.group.size(), of=value.name, **recut.says,
                 )  # fmt: skip
                 yield None, self.recut(recut), item
 
