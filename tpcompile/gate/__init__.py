@@ -6,6 +6,7 @@ record.py     what this rank has observed so far -> its record
 ending.py     records of all ranks -> verdict, reports, exit code; also of a run that ends early, or cannot start
 modes.py      what modes A, B and C run, phase by phase
 target.py     the user's own program (--target), run phase by phase
+on_one_rank.py  the program as build makes it for one rank, beside which its lines are compared
 step_values.py  what a step returns and does to parameters, each as a value with a name
 outputs.py    what a target returned in its runs -> errors, gradients too
 profiled.py   calls of mode C under the profile of the run

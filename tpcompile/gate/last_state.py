@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.records import Check, CheckId, Status, UserLine
@@ -61,6 +61,15 @@ class LastState:
         """Remove the files."""
         self._black_box.close()
         self._flow.stop()
+
+    @contextmanager
+    def not_followed(self) -> Iterator[None]:
+        """What this rank executes inside is not recorded: runs that search for a mistake are none of the program's."""
+        self._flow.pause(True)
+        try:
+            yield
+        finally:
+            self._flow.pause(False)
 
     def waits_in(self) -> object | None:
         """What the main thread waits in, in communication or for the store; equal while it does not move."""

@@ -204,6 +204,7 @@ def _find_first_wrong(
     dtype = _coarsest(target.reference)
     with (
         phases.phase(f"{TARGET}/localise", "find the first wrong op"),
+        phases.ranks.last_state.not_followed(),
         _on_one_rank(phases, target, trains=trains) as own,
     ):
         found = wrong_op_of(

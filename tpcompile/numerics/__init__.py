@@ -16,6 +16,7 @@ judged.py            which values of a run are right: whole, as a part, as a sum
 judged_run.py        a judged run, and what the reference has for each of its values
 mistakes.py          the kind of the mistake: a table
 trials.py            what makes a wrong run right when it is changed: by trying
+recut.py             other rows of the full parameters than those that a rank has
 repairs.py           changes of an op's result that are tried: a table
 attached.py          lines that cut a gradient off, and the run without one of them
 wrong_compiled.py    eager is right, compiled is wrong: the layer, the op, the kernel

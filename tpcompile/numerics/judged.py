@@ -24,6 +24,7 @@ from tpcompile.numerics.op_names import (
     PUTS_TOGETHER,
     SAME_VALUES,
     TAKES_APART,
+    may_move,
 )
 from tpcompile.numerics.traced import Trace, Value
 
@@ -147,6 +148,15 @@ class Known:
         numbers = value.tensor
         return next((wholes[at] for at in near if not is_near(numbers, wholes[at].tensor, MOVED)), None)
 
+    def together_in_order(self, value: Value, total: Total | None, rank: int, tolerance: float) -> Right | None:
+        """The value of which the ranks together have all numbers, each not those of its part; None for none."""
+        numbers = value.tensor
+        if total is None or not total.moments or numbers is None:
+            return None
+        of_rank = (right for right in self.parts.get(value.shape, []) if right.rank == rank)
+        alike = (right for right in of_rank if is_near(total.moments, right.value.moments, tolerance))
+        return next((right for right in alike if not is_near(numbers, right.tensor, MOVED)), None)
+
     def is_unlike_own(self, value: Value, values: Sequence[Value], rank: int, tolerance: float) -> bool:
         """True where the same op on the same line was given the same, or of it this rank's part, and made another."""
         for right in self.with_shape(value.shape):
@@ -240,6 +250,7 @@ def all_judged(
     found: list[Judged] = []
     looked_up: set[int] = set()
     uses = _uses(values)
+    own_order: set[int] = set()
     for place, value in enumerate(values):
         if _is_looked_up(value, looked_up):
             looked_up.add(place)
@@ -255,6 +266,11 @@ def all_judged(
                 or _is_of_others(place, values, uses, found, known, tolerance=allowed, rank=rank)
             ):
                 judged = None
+            is_view = value.name in SAME_VALUES and not own_order.isdisjoint(value.sources)
+            may_be_own = judged == Judged.WRONG and (is_view or _is_brought(value) or not may_move(value.name))
+            if may_be_own and _is_in_own_order(value, total, known, tolerance=allowed, rank=rank):
+                judged = None
+                own_order |= set() if _is_brought(value) else {place}
             is_place = not value.is_float and not value.is_given and value.tensor is not None
             if judged is None and is_place and known.is_unlike_own(value, values, rank, allowed):
                 counted = total and _as_summand(total, value.shape, known, tolerance=allowed, rank=rank, size=size)
@@ -336,6 +352,23 @@ def _is_only_sent(place: int, values: Sequence[Value], uses: Mapping[int, Sequen
         name.startswith(COLLECTIVES) or (name in SAME_VALUES | PUTS_TOGETHER and _is_only_sent(user, values, uses))
         for user, name in users
     )
+
+
+def _is_brought(value: Value) -> bool:
+    """True for what a collective brought."""
+    return value.name.startswith(COLLECTIVES)
+
+
+def _is_in_own_order(value: Value, total: Total | None, known: Known, *, tolerance: float, rank: int) -> bool:
+    """True for numbers of the forward pass in another order, for what no op that moves them on its rank has made.
+
+    A program may have an order of its own: it spread its tokens so, or a collective brought them so, and what it makes
+    of them restores that of the reference.
+    """
+    if value.in_backward:
+        return False
+    found = known.in_other_order(value, tolerance) or known.together_in_order(value, total, rank, tolerance)
+    return found is not None
 
 
 def _is_right_view(value: Value, values: Sequence[Value], judged: Sequence[Judged]) -> bool:

@@ -132,11 +132,12 @@ class Evidence:
 
     def is_made_of_both(self, place: int) -> bool:
         """True for what is made of one tensor that was put together of replicated ones and of parts of this rank."""
-        for source in set(self.values[place].sources):
-            put_together = self.values[source].name in PUTS_TOGETHER
-            if put_together and self.given(source, Judged.WHOLE) and self.given(source, Judged.PART):
-                return True
-        return False
+        return any(map(self.is_of_both, self.values[place].sources))
+
+    def is_of_both(self, place: int) -> bool:
+        """True for what was put together of whole values and of parts."""
+        put_together = self.values[place].name in PUTS_TOGETHER
+        return put_together and bool(self.given(place, Judged.WHOLE) and self.given(place, Judged.PART))
 
     def is_only_combined(self, place: int) -> bool:
         """True where nothing but a reduction over ranks is given the value: it is used for nothing by itself."""

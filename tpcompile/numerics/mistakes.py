@@ -15,7 +15,7 @@ from typing import Any
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.numerics.beside_reference import late, other_number, update_multiple
-from tpcompile.numerics.judged import MOVED, SUMMANDS, Judged, Right, allowed_for, behind, is_near, multiple_of, times
+from tpcompile.numerics.judged import SUMMANDS, Judged, all_behind, allowed_for, behind, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import (
     ACCUMULATES,
@@ -255,6 +255,13 @@ def _local_statistic(place: int, found: Evidence) -> Fields:
     return {"kind": MistakeKind.LOCAL_STATISTIC} if is_of_shard and not found.is_only_combined(place) else {}
 
 
+def _whole_among_parts(place: int, found: Evidence) -> Fields:
+    """What is summed over the ranks was made of a whole value that each rank has put together with its part."""
+    made_of = all_behind([place], found.values)
+    both = [at for at in made_of if found.is_of_both(at)] if found.is_summed_later(place) else []
+    return {"kind": MistakeKind.PER_RANK, "place": max(both), "of": "a replicated value"} if both else {}
+
+
 def _combined_statistic(place: int, found: Evidence) -> Fields:
     """Means of the ranks' own, which are not what the mean of all is where the ranks have different numbers of them."""
     is_of_shard = found.values[place].name in STATISTICS and bool(found.given(place, Judged.PART))
@@ -284,20 +291,11 @@ def _is_beside(line: UserLine, other: UserLine) -> bool:
 
 def _order(place: int, found: Evidence) -> Fields:
     value = found.values[place]
-    right = found.known.in_other_order(value, found.tolerance) or _together_in_order(place, found)
+    right = found.known.in_other_order(value, found.tolerance)
+    if right is None:
+        total = found.sums[place] if found.sums else None
+        right = found.known.together_in_order(value, total, found.rank, found.tolerance)
     return {} if right is None else {"kind": MistakeKind.ORDER, "right": right}
-
-
-def _together_in_order(place: int, found: Evidence) -> Right | None:
-    """The value of which the ranks together have all numbers, each not those of its part."""
-    value = found.values[place]
-    total = found.sums[place] if found.sums else None
-    if total is None or not total.moments or value.tensor is None:
-        return None
-    numbers = value.tensor
-    of_rank = (right for right in found.known.parts.get(value.shape, []) if right.rank == found.rank)
-    alike = (right for right in of_rank if is_near(total.moments, right.value.moments, found.tolerance))
-    return find(alike, lambda right: not is_near(numbers, right.tensor, MOVED))
 
 
 def _multiple(place: int, found: Evidence) -> Fields:
@@ -330,5 +328,6 @@ ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     _order,
     _multiple,
     _combined_statistic,
+    _whole_among_parts,
 )
 """The first row that fits counts; what is special stands above what is general."""

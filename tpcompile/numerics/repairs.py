@@ -49,7 +49,7 @@ def _may_lack_a_sum(place: int, values: Sequence[Value], _size: int) -> bool:
 
 def _combined(result: Tensor, value: Value, group: dist.ProcessGroup) -> Tensor:
     op = next((op for part, op in _NOT_SUMS.items() if part in value.name), dist.ReduceOp.SUM)
-    total = result.clone()
+    total = result.contiguous().clone()  # NCCL takes no other
     dist.all_reduce(total, op, group=group)
     return total / group.size() if _MEANS in value.name else total
 

@@ -245,5 +245,9 @@ def first_wrong_op(
         begins = origins | (divided - unlike) | (found.wrong_places_given(places) if wrong else set())
         if begins:
             return described(_with_order(min(begins), places, found), found, wrong)
-    cut = [gradient_cut(place, found) for places in starts for place in places]
+    results = [place for places in starts for place in places]
+    for place in results:
+        if found.known.in_other_order(trace.values[place], tolerance):
+            return described(place, found)
+    cut = [gradient_cut(place, found) for place in results]
     return next(filter(None, cut), None)
