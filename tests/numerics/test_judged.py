@@ -10,7 +10,8 @@ import torch
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
-from tpcompile.numerics.judged import Judged, Known, all_judged, is_near, multiple_of
+from tpcompile.numerics.judged import Judged, Known, is_near, multiple_of
+from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.traced import Axis, Trace, Value, traced_call
 
 

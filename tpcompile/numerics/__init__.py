@@ -12,7 +12,8 @@ localise.py          the first module whose output is wrong
 wrong_op.py          the op that wrong numbers begin with: one search, forward and backward, for all routes
 traced.py            every op of one eager run: its line, and a fingerprint of its result
 fingerprints.py      a tensor -> sums under signs, of all of it and of each rank's parts
-judged.py            which values of a run are right: whole, as a part, as a summand
+judged.py            what the references have, and the ways in which a value is right: whole, as a part, as a summand
+judging.py           the values of a run, one after the other -> how each is right
 judged_run.py        a judged run, and what the reference has for each of its values
 mistakes.py          the kind of the mistake: a table
 trials.py            what makes a wrong run right when it is changed: by trying

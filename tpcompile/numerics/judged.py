@@ -1,4 +1,4 @@
-"""Values of a wrong run and of its references -> which of them are right: whole, as a part, or as a summand.
+"""What the references have, by shape, line and numbers; the ways in which a value is right.
 
 A value is right where the reference has an equal one: whole, or the rank's part of it, or the sum or mean over the
 ranks. One whose shape has no counterpart in the reference is right where all that its op was given is right.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -17,15 +17,7 @@ import torch
 from torch import Tensor
 
 from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
-from tpcompile.numerics.op_names import (
-    COLLECTIVES,
-    IN_SOME_RUNS,
-    NO_VALUES,
-    PUTS_TOGETHER,
-    SAME_VALUES,
-    TAKES_APART,
-    may_move,
-)
+from tpcompile.numerics.op_names import IN_SOME_RUNS, NO_VALUES
 from tpcompile.numerics.traced import Trace, Value
 
 LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
@@ -196,7 +188,8 @@ def as_text(trace: Trace) -> str:
     return json.dumps([[value.name, value.shape, value.tensor, value.moments] for value in trace.values])
 
 
-def _is_places(value: Value) -> bool:
+def is_place(value: Value) -> bool:
+    """True for places, such as rows of a table, that the run was given."""
     return value.is_given and not value.is_float
 
 
@@ -231,152 +224,9 @@ def _total(numbers: Sequence[Fingerprint], moments: Sequence[Fingerprint]) -> To
     return Total(sums, norm, together)
 
 
-def all_judged(
-    values: Sequence[Value],
-    known: Known,
-    sums: Sequence[Total | None],
-    *,
-    tolerance: float,
-    rank: int,
-    size: int,
-    right: Collection[str] = (),
-    of_right: Collection[int] = (),
-) -> list[Judged]:
-    """How each value of this rank of `size` is right, in their order.
-
-    `right` names parameters that are; `of_right` are places of what right results were made of: the reference need not
-    have an equal one.
-    """
-    found: list[Judged] = []
-    looked_up: set[int] = set()
-    uses = _uses(values)
-    own_order: set[int] = set()
-    for place, value in enumerate(values):
-        if _is_looked_up(value, looked_up):
-            looked_up.add(place)
-        same = [source for source in value.sources if _is_same(value, values[source])]
-        total = sums[place] if sums else None
-        judged = found[same[0]] if same else None
-        if not same:
-            allowed = allowed_for(value, tolerance)
-            judged = _judged_alone(value, known, total, tolerance=allowed, rank=rank, size=size)
-            if judged == Judged.WRONG and (
-                place in looked_up
-                or _is_right_view(value, values, found)
-                or _is_of_others(place, values, uses, found, known, tolerance=allowed, rank=rank)
-            ):
-                judged = None
-            is_view = value.name in SAME_VALUES and not own_order.isdisjoint(value.sources)
-            may_be_own = judged == Judged.WRONG and (is_view or _is_brought(value) or not may_move(value.name))
-            if may_be_own and _is_in_own_order(value, total, known, tolerance=allowed, rank=rank):
-                judged = None
-                own_order |= set() if _is_brought(value) else {place}
-            is_place = not value.is_float and not value.is_given and value.tensor is not None
-            if judged is None and is_place and known.is_unlike_own(value, values, rank, allowed):
-                counted = total and _as_summand(total, value.shape, known, tolerance=allowed, rank=rank, size=size)
-                judged = counted or Judged.WRONG
-        is_given_right = value.is_given and value.name in right
-        if judged == Judged.WRONG and (is_given_right or place in of_right):
-            judged = Judged.PART  # in a layout whose shape the reference has for something else
-        found.append(judged or _as_made([found[source] for source in value.sources]))
-    return found
-
-
 def allowed_for(value: Value, tolerance: float) -> float:
     """How far the value may be from a right one; `tolerance` where it was made in no coarser dtype than the weights."""
     return max(tolerance, min(ROUNDINGS * value.unit, _MOST))
-
-
-def _is_same(value: Value, source: Value) -> bool:
-    """True for a copy."""
-    return value.tensor is not None and (value.shape, value.tensor) == (source.shape, source.tensor)
-
-
-def _as_made(sources: Sequence[Judged]) -> Judged:
-    """How a value is right that the reference has nothing to compare with: as what it was made of."""
-    if Judged.WRONG in sources:
-        return Judged.WRONG
-    summands = [judged for judged in sources if judged.is_summand]
-    return summands[0] if summands else Judged.PART
-
-
-def _judged_alone(
-    value: Value, known: Known, total: Total | None, *, tolerance: float, rank: int, size: int
-) -> Judged | None:
-    """How the value is right by its numbers; None where the reference has nothing to compare it with."""
-    shape = value.shape
-    has_counterpart = shape in known.comparable if value.is_float else shape in known.whole or shape in known.parts
-    if value.tensor is None or not has_counterpart or value.name in NO_VALUES:
-        return None
-    if known.is_among(value.tensor, shape, -1, tolerance):
-        return Judged.WHOLE
-    if known.is_among(value.tensor, shape, rank, tolerance):
-        return Judged.PART
-    if total is not None and size > 1 and value.is_float:  # masks of the ranks add up to one of ones
-        summand = _as_summand(total, shape, known, tolerance=tolerance, rank=rank, size=size)
-        if summand is not None:
-            return summand
-    is_padded = any(length in known.padded for length in (shape[:1] + shape[-1:]))
-    is_wrong = value.is_float or _are_other_places(value, known, total, tolerance)
-    return Judged.WRONG if is_wrong and not is_padded else None
-
-
-def _uses(values: Sequence[Value]) -> dict[int, list[int]]:
-    """Place -> the places of what was made of the value there."""
-    found: dict[int, list[int]] = {}
-    for place, value in enumerate(values):
-        for source in set(value.sources):
-            found.setdefault(source, []).append(place)
-    return found
-
-
-def _is_of_others(
-    place: int, values: Sequence[Value], uses: Mapping[int, Sequence[int]], judged: Sequence[Judged], known: Known,
-    *, tolerance: float, rank: int,
-) -> bool:  # fmt: skip
-    """True for the part of a different rank that came through a collective, or is put together to be sent in one."""
-    value = values[place]
-    parts = known.parts.get(value.shape, []) if value.tensor else []
-    if not any(is_near(value.tensor or (), right.tensor, tolerance) for right in parts):
-        return False
-    if value.name.startswith(COLLECTIVES):
-        return True
-    is_piece = value.name in TAKES_APART and all(judged[source] == Judged.WHOLE for source in value.sources)
-    return is_piece and _is_only_sent(place, values, uses)
-
-
-def _is_only_sent(place: int, values: Sequence[Value], uses: Mapping[int, Sequence[int]]) -> bool:
-    """True where nothing but collectives is given a value, its views, and what they are put together in."""
-    users = [(user, values[user].name) for user in uses.get(place, ())]
-    return bool(users) and all(
-        name.startswith(COLLECTIVES) or (name in SAME_VALUES | PUTS_TOGETHER and _is_only_sent(user, values, uses))
-        for user, name in users
-    )
-
-
-def _is_brought(value: Value) -> bool:
-    """True for what a collective brought."""
-    return value.name.startswith(COLLECTIVES)
-
-
-def _is_in_own_order(value: Value, total: Total | None, known: Known, *, tolerance: float, rank: int) -> bool:
-    """True for numbers of the forward pass in another order, for what no op that moves them on its rank has made.
-
-    A program may have an order of its own: it spread its tokens so, or a collective brought them so, and what it makes
-    of them restores that of the reference.
-    """
-    if value.in_backward:
-        return False
-    found = known.in_other_order(value, tolerance) or known.together_in_order(value, total, rank, tolerance)
-    return found is not None
-
-
-def _is_right_view(value: Value, values: Sequence[Value], judged: Sequence[Judged]) -> bool:
-    """True for a right part as one row of numbers, of which no equal part of the whole row need be."""
-    if value.name not in SAME_VALUES or len(value.shape) != 1 or len(value.sources) != 1:
-        return False
-    source = value.sources[0]
-    return len(values[source].shape) > 1 and judged[source] == Judged.PART
 
 
 def _has(whole: Value, own: Value, rank: int, tolerance: float) -> bool:
@@ -384,32 +234,6 @@ def _has(whole: Value, own: Value, rank: int, tolerance: float) -> bool:
     parts = [part.tensor for part in whole.parts if (part.rank, part.shape) == (rank, own.shape)]
     wholes = [whole.tensor] if whole.tensor is not None and whole.shape == own.shape else []
     return own.tensor is not None and any(is_near(own.tensor, each, tolerance) for each in wholes + parts)
-
-
-def _is_looked_up(value: Value, looked_up: set[int]) -> bool:
-    """True for what a look-up of a forward pass returned, and for views of it."""
-    is_view = value.name in SAME_VALUES and not looked_up.isdisjoint(value.sources)
-    return (value.name in LOOKUPS or is_view) and not value.in_backward
-
-
-def _are_other_places(value: Value, known: Known, total: Total | None, tolerance: float) -> bool:
-    """True for a part of places that the reference was given by this name, where those of all ranks are not all."""
-    wholes = known.given_as(value) if _is_places(value) else []
-    if not wholes or total is None or not total.moments:
-        return False
-    return not any(is_near(total.moments, right.value.moments, tolerance) for right in wholes)
-
-
-def _as_summand(total: Total, shape: Shape, known: Known, *, tolerance: float, rank: int, size: int) -> Judged | None:
-    """How a value is right together with those of the other ranks; None where it is not."""
-    if any(known.is_among(total.sum, shape, of, tolerance) for of in ((-1, rank) if known.has_axes else (-1,))):
-        return Judged.PARTIAL
-    if known.is_among(times(total.sum, 1 / size), shape, -1, tolerance):
-        return Judged.AVERAGED
-    numbers = known.whole.get(shape, []) if math.prod(shape) == 1 else []
-    if any(_is_norm(total, right, tolerance) for right in numbers):
-        return Judged.NORM
-    return None
 
 
 def behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[Judged], wanted: set[Judged]) -> set[int]:
@@ -457,7 +281,3 @@ def multiple_of(numbers: Fingerprint, wanted: Fingerprint) -> float:
         return 0.0
     ratio = sum(one * (other / norm) for one, other in zip(numbers, wanted, strict=True)) / norm
     return ratio if math.isfinite(ratio) else 0.0
-
-
-def _is_norm(total: Total, right: Right, tolerance: float) -> bool:
-    return math.isclose(total.norm, abs(right.tensor[0]), rel_tol=tolerance)

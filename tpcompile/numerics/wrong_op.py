@@ -26,7 +26,6 @@ from tpcompile.numerics.judged import (
     Known,
     Total,
     all_behind,
-    all_judged,
     allowed_for,
     as_text,
     behind,
@@ -35,6 +34,7 @@ from tpcompile.numerics.judged import (
     sums_over_ranks,
 )
 from tpcompile.numerics.judged_run import Evidence
+from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.mistakes import described, gradient_cut
 from tpcompile.numerics.op_names import may_move
 from tpcompile.numerics.optimizer_step import plain_name

@@ -15,7 +15,8 @@ from torch import Tensor
 from tpcompile.evidence.records import UserLine, WrongOp
 from tpcompile.evidence.records.wrong_op import earliest
 from tpcompile.evidence.text.lines import is_library_file, line_at
-from tpcompile.numerics.judged import LOOKUPS, Judged, Known, Total, all_judged, as_text, sums_over_ranks
+from tpcompile.numerics.judged import LOOKUPS, Judged, Known, Total, as_text, sums_over_ranks
+from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES
 from tpcompile.numerics.rows import Rows, unequal_cuts
 from tpcompile.numerics.traced import Trace, Value, traced_call

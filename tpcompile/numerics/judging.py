@@ -1,0 +1,199 @@
+"""The values of a run, one after the other -> how each is right: by its numbers, or else as what it was made of.
+
+That the reference has no equal makes a value wrong, with exceptions that hold for any program: what was looked up is
+masked later, what is sent belongs to a different rank, tokens may be spread in an order of the program's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from tpcompile.numerics.judged import (
+    LOOKUPS,
+    Judged,
+    Known,
+    Right,
+    Total,
+    allowed_for,
+    is_near,
+    is_place,
+    times,
+)
+from tpcompile.numerics.op_names import COLLECTIVES, NO_VALUES, PUTS_TOGETHER, SAME_VALUES, TAKES_APART, may_move
+from tpcompile.numerics.traced import Value
+
+
+def all_judged(
+    values: Sequence[Value],
+    known: Known,
+    sums: Sequence[Total | None],
+    *,
+    tolerance: float,
+    rank: int,
+    size: int,
+    right: Collection[str] = (),
+    of_right: Collection[int] = (),
+) -> list[Judged]:
+    """How each value of this rank of `size` is right, in their order.
+
+    `right` names parameters that are; `of_right` are places of what right results were made of: the reference need not
+    have an equal one.
+    """
+    run = _Run(values, known, sums, tolerance=tolerance, rank=rank, size=size)
+    for place, value in enumerate(values):
+        judged = run.judged_by_numbers(place)
+        is_given_right = value.is_given and value.name in right
+        if judged == Judged.WRONG and (is_given_right or place in of_right):
+            judged = Judged.PART  # in a layout whose shape the reference has for something else
+        run.judged.append(judged or _as_made([run.judged[source] for source in value.sources]))
+    return run.judged
+
+
+@dataclass
+class _Run:
+    """A run that is judged from its first value on."""
+
+    values: Sequence[Value]
+    known: Known
+    sums: Sequence[Total | None]
+    tolerance: float
+    rank: int
+    size: int
+    judged: list[Judged] = field(default_factory=list)
+    uses: dict[int, list[int]] = field(default_factory=dict)
+    """Place -> the places of what was made of the value there."""
+    looked_up: set[int] = field(default_factory=set)
+    """Places of what look-ups of the forward pass returned, and of views of it."""
+    own_order: set[int] = field(default_factory=set)
+    """Places of what the program holds in an order of its own."""
+
+    def __post_init__(self) -> None:
+        for place, value in enumerate(self.values):
+            for source in set(value.sources):
+                self.uses.setdefault(source, []).append(place)
+
+    def judged_by_numbers(self, place: int) -> Judged | None:
+        """How the next value is right; None where the reference has nothing to compare it with."""
+        value = self.values[place]
+        is_view = value.name in SAME_VALUES and not self.looked_up.isdisjoint(value.sources)
+        if (value.name in LOOKUPS or is_view) and not value.in_backward:
+            self.looked_up.add(place)
+        same = [source for source in value.sources if _is_same(value, self.values[source])]
+        if same:
+            return self.judged[same[0]]
+        total = self.sums[place] if self.sums else None
+        allowed = allowed_for(value, self.tolerance)
+        found = self._beside_reference(value, total, allowed)
+        if found == Judged.WRONG and self._is_none_that_is_wrong(place, total, allowed):
+            found = None
+        is_made_place = not (value.is_float or value.is_given) and value.tensor is not None
+        if found is None and is_made_place and self.known.is_unlike_own(value, self.values, self.rank, allowed):
+            return (total and self._as_summand(total, value, allowed)) or Judged.WRONG
+        return found
+
+    def _beside_reference(self, value: Value, total: Total | None, tolerance: float) -> Judged | None:
+        shape, known = value.shape, self.known
+        has_counterpart = shape in known.comparable if value.is_float else shape in known.whole or shape in known.parts
+        if value.tensor is None or not has_counterpart or value.name in NO_VALUES:
+            return None
+        if known.is_among(value.tensor, shape, -1, tolerance):
+            return Judged.WHOLE
+        if known.is_among(value.tensor, shape, self.rank, tolerance):
+            return Judged.PART
+        if total is not None and self.size > 1 and value.is_float:  # masks of the ranks add up to one of ones
+            summand = self._as_summand(total, value, tolerance)
+            if summand is not None:
+                return summand
+        is_padded = any(length in known.padded for length in (shape[:1] + shape[-1:]))
+        is_wrong = value.is_float or self._are_other_places(value, total, tolerance)
+        return Judged.WRONG if is_wrong and not is_padded else None
+
+    def _as_summand(self, total: Total, value: Value, tolerance: float) -> Judged | None:
+        """How a value is right together with those of the other ranks; None where it is not."""
+        shape, known = value.shape, self.known
+        wholes = (-1, self.rank) if known.has_axes else (-1,)
+        if any(known.is_among(total.sum, shape, of, tolerance) for of in wholes):
+            return Judged.PARTIAL
+        if known.is_among(times(total.sum, 1 / self.size), shape, -1, tolerance):
+            return Judged.AVERAGED
+        numbers = known.whole.get(shape, []) if math.prod(shape) == 1 else []
+        return Judged.NORM if any(_is_norm(total, right, tolerance) for right in numbers) else None
+
+    def _are_other_places(self, value: Value, total: Total | None, tolerance: float) -> bool:
+        """True for a part of places that the reference was given by this name, where those of all ranks are not all."""
+        wholes = self.known.given_as(value) if is_place(value) else []
+        if not wholes or total is None or not total.moments:
+            return False
+        return not any(is_near(total.moments, right.value.moments, tolerance) for right in wholes)
+
+    def _is_none_that_is_wrong(self, place: int, total: Total | None, tolerance: float) -> bool:
+        """True where it does not matter that the reference has no equal."""
+        is_excused = place in self.looked_up or self._is_row_of_part(place) or self._is_of_others(place, tolerance)
+        return is_excused or self._is_in_own_order(place, total, tolerance)
+
+    def _is_row_of_part(self, place: int) -> bool:
+        """True for a right part as one row of numbers, of which no equal part of the whole row need be."""
+        value = self.values[place]
+        if value.name not in SAME_VALUES or len(value.shape) != 1 or len(value.sources) != 1:
+            return False
+        source = value.sources[0]
+        return len(self.values[source].shape) > 1 and self.judged[source] == Judged.PART
+
+    def _is_of_others(self, place: int, tolerance: float) -> bool:
+        """True for the part of a different rank that a collective brought, or is put together to be sent in one."""
+        value, numbers = self.values[place], self.values[place].tensor
+        parts = self.known.parts.get(value.shape, [])
+        if numbers is None or not any(is_near(numbers, right.tensor, tolerance) for right in parts):
+            return False
+        is_piece = value.name in TAKES_APART and all(self.judged[source] == Judged.WHOLE for source in value.sources)
+        return _is_brought(value) or (is_piece and self._is_only_sent(place))
+
+    def _is_only_sent(self, place: int) -> bool:
+        """True where nothing but collectives is given a value, its views, and what they are put together in."""
+        users = self.uses.get(place, [])
+        return bool(users) and all(
+            _is_brought(self.values[user])
+            or (self.values[user].name in SAME_VALUES | PUTS_TOGETHER and self._is_only_sent(user))
+            for user in users
+        )
+
+    def _is_in_own_order(self, place: int, total: Total | None, tolerance: float) -> bool:
+        """True for numbers of the forward pass in another order that no op which moves them on its rank has made.
+
+        A program may have an order of its own: it spread its tokens so, or a collective brought them so, and what it
+        makes of them restores that of the reference. A view of what a collective brought may be what is wrong.
+        """
+        value = self.values[place]
+        is_view = value.name in SAME_VALUES and not self.own_order.isdisjoint(value.sources)
+        is_brought = _is_brought(value)
+        if value.in_backward or not (is_view or is_brought or not may_move(value.name)):
+            return False
+        right = self.known.in_other_order(value, tolerance)
+        right = right or self.known.together_in_order(value, total, self.rank, tolerance)
+        if right is not None and not is_brought:
+            self.own_order.add(place)
+        return right is not None
+
+
+def _is_brought(value: Value) -> bool:
+    """True for what a collective returned."""
+    return value.name.startswith(COLLECTIVES)
+
+
+def _is_same(value: Value, source: Value) -> bool:
+    """True for a copy."""
+    return value.tensor is not None and (value.shape, value.tensor) == (source.shape, source.tensor)
+
+
+def _as_made(sources: Sequence[Judged]) -> Judged:
+    """How a value is right that the reference has nothing to compare with: as what it was made of."""
+    if Judged.WRONG in sources:
+        return Judged.WRONG
+    summands = [judged for judged in sources if judged.is_summand]
+    return summands[0] if summands else Judged.PART
+
+
+def _is_norm(total: Total, right: Right, tolerance: float) -> bool:
+    return math.isclose(total.norm, abs(right.tensor[0]), rel_tol=tolerance)
