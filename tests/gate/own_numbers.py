@@ -152,9 +152,14 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
-        low = F.linear(self.comm.copy_to_tp(x), self.down)
-        delta = self.comm.all_reduce(F.linear(low, self.up))
+        comm = self.collectives()
+        low = F.linear(comm.copy_to_tp(x), self.down)
+        delta = comm.all_reduce(F.linear(low, self.up))
         return torch.tanh(self.base(x) + delta * self.scale)  # adapter
+
+    def collectives(self) -> Collectives:
+        """Of the ranks."""
+        return self.comm
 
 
 def adapter(ctx: TargetContext) -> tpcompile.Target:
@@ -162,6 +167,24 @@ def adapter(ctx: TargetContext) -> tpcompile.Target:
     if ctx.settings.get("ranks") == "two" and ctx.world_size == 1:
         raise ValueError("two ranks at least")
     program = Adapted(Collectives(ctx.mesh.get_group("tp")), is_wrong=_is_wrong(ctx))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Merged())
+
+
+_OF_PROCESS: list[Collectives] = []
+
+
+class AdaptedInProcess(Adapted):
+    """The same, with the group in a global name."""
+
+    def collectives(self) -> Collectives:
+        """What the last build has set."""
+        return _OF_PROCESS[0]
+
+
+def global_group(ctx: TargetContext) -> tpcompile.Target:
+    """Each build sets the group of the process anew."""
+    _OF_PROCESS[:] = [Collectives(ctx.mesh.get_group("tp"))]
+    program = AdaptedInProcess(_OF_PROCESS[0], is_wrong=_is_wrong(ctx))
     return tpcompile.Target(program=program, inputs=_inputs(), reference=Merged())
 
 

@@ -25,23 +25,26 @@ from tpcompile.torch_api.dispatch import local_part
 def built_for_one_rank(config: TargetConfig, device: torch.device) -> Iterator[nn.Module | None]:
     """The program, a module, of a rank that is alone; None where `build` cannot make it so.
 
-    No other rank is waited for, unless `build` does: the group is of this process.
+    No other rank is waited for, unless `build` does: the group is of this process. What `build` sets for its whole
+    process, such as a group in a global name, is that of one rank from here on: run the program of all ranks before.
     """
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    alone: dist.ProcessGroup | None = None
     try:
-        yield _built(config, device, alone)
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        program = _built(config, device, alone)
+    except Exception:  # of the user's code, which may be for several ranks only; or the backend makes no such group
+        program = None
+    try:
+        yield program if isinstance(program, nn.Module) else None
     finally:
-        dist.destroy_process_group(alone)
+        if alone is not None:
+            dist.destroy_process_group(alone)
 
 
-def _built(config: TargetConfig, device: torch.device, alone: dist.ProcessGroup) -> nn.Module | None:
+def _built(config: TargetConfig, device: torch.device, alone: dist.ProcessGroup) -> object:
     mesh = DeviceMesh.from_group(alone, device.type, mesh_dim_names=("tp",))
     context = TargetContext(rank=0, world_size=1, device=device, mesh=mesh, settings=config.settings)
-    try:
-        program = target_of(config, find(config)(context)).program
-    except Exception:  # the user's code, which may be for several ranks only
-        return None
-    return program if isinstance(program, nn.Module) else None
+    return target_of(config, find(config)(context)).program
 
 
 def take_numbers(program: nn.Module, reference: nn.Module) -> None:

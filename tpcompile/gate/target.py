@@ -202,11 +202,8 @@ def _find_first_wrong(
 
     alone = [Run(partial(_named, run), module) for run, module in _alone(target, drawn, trains=trains)]
     dtype = _coarsest(target.reference)
-    with (
-        phases.phase(f"{TARGET}/localise", "find the first wrong op"),
-        phases.ranks.last_state.not_followed(),
-        _on_one_rank(phases, target, trains=trains) as own,
-    ):
+    on_one_rank = partial(_on_one_rank, phases, target, trains=trains)
+    with phases.phase(f"{TARGET}/localise", "find the first wrong op"), phases.ranks.last_state.not_followed():
         found = wrong_op_of(
             Run(call, module),
             alone,
@@ -214,7 +211,7 @@ def _find_first_wrong(
             group,
             dtype=dtype,
             device=phases.device,
-            on_one_rank=own,
+            on_one_rank=on_one_rank,
             axes=_other_axes(target),
         )
     if wrong:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,14 +77,14 @@ def wrong_op_of(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    on_one_rank: Run | None = None,
+    on_one_rank: Callable[[], AbstractContextManager[Run | None]] = nullcontext,
     axes: Sequence[Axis] = (),
 ) -> WrongOp | None:
     """The op that the wrong ones among the results of a run begin with; None when unknown.
 
     `wrong` are names of results. `references` return the same in the dtype under test and, last, in float64.
-    `on_one_rank` is the program itself as it is for one rank, which counts where its results are right. `axes` are the
-    other ones of the mesh. All ranks of the group must call it, also one whose results are right.
+    `on_one_rank` makes the program as it is for one rank, after the run of all: it counts where its results are right.
+    `axes` are the other ones of the mesh. All ranks of the group must call it, also one whose results are right.
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
     began_s = time.monotonic()
@@ -95,7 +95,8 @@ def wrong_op_of(
     if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
     singles = [traced_call(each.call, each.module, size=size, cuts=unequal, axes=axes) for each in references]
-    twin = None if on_one_rank is None else _twin(on_one_rank, singles[-1], cuts=unequal, dtype=dtype, size=size)
+    with on_one_rank() as own:
+        twin = None if own is None else _twin(own, singles[-1], cuts=unequal, dtype=dtype, size=size)
     padded = {len(cut.index) for cut in unequal if cut.has_padding}
     known = Known.of([*singles, *([] if twin is None else [twin])], padded=padded, has_axes=bool(axes))
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
