@@ -46,6 +46,8 @@ class _Ask(NamedTuple):
     """What a rank tells the others ahead of the trials."""
 
     is_open: bool
+    may_be_rows: bool
+    """Its finding may be what comes of other rows of a parameter than those that it should have."""
     is_forward: bool
     """A result of its forward pass is wrong."""
     recuts: list[str]
@@ -69,16 +71,19 @@ class Trials:
     recut: Callable[[Recut], AbstractContextManager[object]] = nullcontext
     """What is around a run with them."""
 
-    def repaired(self, wrong: Sequence[str], *, is_open: bool) -> WrongOp | None:
+    def repaired(self, wrong: Sequence[str], *, is_open: bool, may_be_rows: bool = False) -> WrongOp | None:
         """What makes the `wrong` results of this rank right, with those of all others.
 
-        `is_open` where this rank has no finding that is certain: if none is open on any rank, nothing is tried. None
-        where nothing helps, where nothing did in `limit_s`, and where nothing is wrong on this rank.
+        `is_open` where this rank has no finding that is certain: if none is open on any rank, nothing is tried, but for
+        other rows of parameters that some rank has in an order of its own, where a finding `may_be_rows`. None where
+        nothing helps, where nothing did in `limit_s`, and where nothing is wrong on this rank.
         """
         gradients = of_gradients(self.trace.values)
         backward = [name for name in wrong if self.trace.results[name] in gradients]
         forward = [name for name in wrong if name not in backward]
-        asks = [_Ask(*json.loads(text)) for text in self._all(json.dumps(self._ask(bool(forward), is_open=is_open)))]
+        changes = [(recut.changes, recut.is_unusual) for recut in self.recuts]
+        ask = _Ask(is_open, may_be_rows, bool(forward), [recut.key for recut in self.recuts], changes)
+        asks = [_Ask(*json.loads(text)) for text in self._all(json.dumps(ask))]
         is_any_open, is_forward = any(ask.is_open for ask in asks), any(ask.is_forward for ask in asks)
         deadline_s = time.monotonic() + max(self.limit_s, _LEAST_S)
         is_found, item = self._first_right(wrong, self._cut_otherwise(asks), deadline_s)
@@ -88,20 +93,16 @@ class Trials:
             return self._first_right(forward, self._values(forward, deadline_s), deadline_s)[1]
         return self._first_right(backward, self._gradients(backward), deadline_s)[1]
 
-    def _ask(self, is_forward: bool, *, is_open: bool) -> _Ask:
-        changes = [(recut.changes, recut.is_unusual) for recut in self.recuts]
-        return _Ask(is_open, is_forward, [recut.key for recut in self.recuts], changes)
-
     def _cut_otherwise(self, asks: Sequence[_Ask]) -> Iterator[Trial]:
         """Parameters with other rows; where none is open, those that some rank has in an order of its own."""
         if any(ask.recuts != asks[0].recuts for ask in asks):
             return
-        is_open = any(ask.is_open for ask in asks)
+        is_open, may_be_rows = any(ask.is_open for ask in asks), any(ask.may_be_rows for ask in asks)
         given = {value.name: place for place, value in reversed(list(enumerate(self.trace.values))) if value.is_given}
         for recut, changes in zip(self.recuts, zip(*(ask.changes for ask in asks), strict=True), strict=True):
             names = [name for changed, _ in changes for name in changed]
             place = first_use(names, given)
-            is_unusual = any(unusual for _, unusual in changes)
+            is_unusual = may_be_rows and any(unusual for _, unusual in changes)
             if place is not None and (is_open or is_unusual):
                 value = self.trace.values[place]
                 item = WrongOp(

@@ -54,6 +54,9 @@ _MAY_BE_OTHERWISE = {
 }  # fmt: skip
 """Kinds that a value has which something before it has made wrong: a run that is repaired says more."""
 
+_MAY_BE_ROWS = {MistakeKind.CUT_AS_ONE, MistakeKind.OTHER_PART, MistakeKind.LATE, MistakeKind.LEFT_OUT}
+"""Kinds that an op has, too, which was given a parameter with the rows of a different rank."""
+
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """The largest relative distance of equal values."""
@@ -124,7 +127,8 @@ def wrong_op_of(
         recuts=recuts_of(layouts, rank=rank, size=size),
         recut=lambda recut: recut_as(run.module, references[0].module, recut, layouts),
     )
-    repaired = trials.repaired(mine, is_open=is_open)
+    may_be_rows = found is not None and found.kind in _MAY_BE_ROWS
+    repaired = trials.repaired(mine, is_open=is_open, may_be_rows=may_be_rows)
     return repaired or found or rounded
 
 
