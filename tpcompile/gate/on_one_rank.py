@@ -22,20 +22,24 @@ from tpcompile.torch_api.dispatch import local_part
 
 
 @contextmanager
-def built_for_one_rank(config: TargetConfig, device: torch.device) -> Iterator[nn.Module | None]:
-    """The program, a module, of a rank that is alone; None where `build` cannot make it so.
+def built_for_one_rank(config: TargetConfig, device: torch.device, reference: nn.Module) -> Iterator[nn.Module | None]:
+    """The program, a module, of a rank that is alone, with the numbers of the reference; None where that cannot be.
 
     No other rank is waited for, unless `build` does: the group is of this process. What `build` sets for its whole
     process, such as a group in a global name, is that of one rank from here on: run the program of all ranks before.
     """
     alone: dist.ProcessGroup | None = None
+    program: nn.Module | None = None
     try:
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        program = _built(config, device, alone)
-    except Exception:  # of the user's code, which may be for several ranks only; or the backend makes no such group
+        built = _built(config, device, alone)
+        if isinstance(built, nn.Module):
+            _take_numbers(built, reference)
+            program = built
+    except (Exception, SystemExit):  # of the user's code, which may be for several ranks only; or of the backend
         program = None
     try:
-        yield program if isinstance(program, nn.Module) else None
+        yield program
     finally:
         if alone is not None:
             dist.destroy_process_group(alone)
@@ -47,7 +51,7 @@ def _built(config: TargetConfig, device: torch.device, alone: dist.ProcessGroup)
     return target_of(config, find(config)(context)).program
 
 
-def take_numbers(program: nn.Module, reference: nn.Module) -> None:
+def _take_numbers(program: nn.Module, reference: nn.Module) -> None:
     """Give it the parameters and buffers of the reference, by name, as far as their shapes are equal.
 
     How many random numbers a build draws ahead of them may depend on the number of ranks.

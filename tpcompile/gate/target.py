@@ -20,7 +20,7 @@ from tpcompile.gate import outputs
 from tpcompile.gate.checks import FIRST, RESIZED
 from tpcompile.gate.compiled import find_wrong_code
 from tpcompile.gate.measurements import Declared
-from tpcompile.gate.on_one_rank import built_for_one_rank, take_numbers
+from tpcompile.gate.on_one_rank import built_for_one_rank
 from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
 from tpcompile.numerics import error_ratio, spread
@@ -232,11 +232,10 @@ def _on_one_rank(phases: Phases, target: Target, *, trains: bool) -> Iterator[Ru
     """A run of the program that is built for one rank, in eager; None where it cannot be built so."""
     reference = target.reference
     assert isinstance(phases.config, TargetConfig) and reference is not None, "a target is compared"
-    with built_for_one_rank(phases.config, phases.device) as program:
+    with built_for_one_rank(phases.config, phases.device, reference) as program:
         if program is None:
             yield None
             return
-        take_numbers(program, reference)
 
         def call() -> dict[str, Tensor]:
             with torch.compiler.set_stance("force_eager"):
