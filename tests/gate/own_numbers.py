@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -185,6 +186,26 @@ def global_group(ctx: TargetContext) -> tpcompile.Target:
     """Each build sets the group of the process anew."""
     _OF_PROCESS[:] = [Collectives(ctx.mesh.get_group("tp"))]
     program = AdaptedInProcess(_OF_PROCESS[0], is_wrong=_is_wrong(ctx))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Merged())
+
+
+class Named(Adapted):
+    """The same, with the name of the group, which is a different one on each rank that is alone."""
+
+    def __init__(self, comm: Collectives, group: str, *, is_wrong: bool) -> None:
+        super().__init__(comm, is_wrong=is_wrong)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        delta = funcol.all_reduce(F.linear(F.linear(x, self.down), self.up), "sum", self.group)
+        return torch.tanh(self.base(x) + delta * self.scale)  # named_group
+
+
+def named_group(ctx: TargetContext) -> tpcompile.Target:
+    """Ranks pass names to the module, which the search for one rank passes again, and differently."""
+    group = ctx.mesh.get_group("tp")
+    program = Named(Collectives(group), group.group_name, is_wrong=_is_wrong(ctx)).requires_grad_(False)
     return tpcompile.Target(program=program, inputs=_inputs(), reference=Merged())
 
 

@@ -19,6 +19,7 @@ KINDS = {
     "norm_of_a_plan": MistakeKind.PER_RANK,
     "adapter": MistakeKind.OTHER_NUMBER,
     "global_group": MistakeKind.OTHER_NUMBER,
+    "named_group": MistakeKind.OTHER_NUMBER,
     "experts": MistakeKind.OTHER_PART,
     "heads_in_turn": MistakeKind.OTHER_PART,
     "two_axes": MistakeKind.WRONG_GROUP,
@@ -62,6 +63,9 @@ def test_the_op_and_the_kind_of_a_mistake_are_named(runs: dict[str, GateRun], na
     (check,) = run.failed().values()
     assert check.line is not None
     assert (Path(check.line.file).name, check.line.line) == (PROGRAMS.name, line_of(MARKS.get(name, name)))
+    lead = run.judged.lead
+    assert lead is not None
+    assert (lead.line, lead.parted) == (check.line, None)  # the search builds and runs the program otherwise
     facts = [GateFacts.model_validate(record.facts) for record in RunDir(run.run_dir).read_records()]
     found = [one.first_wrong_op for one in facts if one.first_wrong_op]
     assert {op.kind for op in found if op.line == check.line} == {
