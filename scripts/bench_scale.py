@@ -110,8 +110,10 @@ class Counted:
         return self.tally.got(key, self.store.get(self.prefix + key))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        self.tally.sent(key, expected, value)
-        return self.tally.got(key, self.store.compare_set(self.prefix + key, expected, value))
+        found = self.store.compare_set(self.prefix + key, expected, value)
+        if expected != value:  # else it writes nothing: a look at what is there
+            self.tally.sent(key, expected, value)
+        return self.tally.got(key, found)
 
     def has_extended_api(self) -> bool:
         return True
