@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from tpcompile.evidence.records import UserLine
 from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
 from tpcompile.numerics.judged import Judged, Known, is_near, multiple_of
+from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.traced import Axis, Trace, Value, traced_call
 
@@ -125,3 +127,17 @@ def test_lines_of_two_programs_are_told_apart() -> None:
     assert all_judged([own], known, [], tolerance=1e-5, rank=0, size=2) == [Judged.PART]
     same = Value("aten.cumsum", (4,), (2.0,) * NUM_SUMS, (), line, is_float=False)
     assert all_judged([same], known, [], tolerance=1e-5, rank=0, size=2) == [Judged.WRONG]
+
+
+def test_the_first_in_another_order_is_found_however_many_follow() -> None:
+    """A chain of more values than Python may call functions one in another."""
+    x = torch.linspace(-1, 2, 64).view(8, 8)
+    right = traced_call(lambda: {"x": x + 0.0}, None)
+    moved = traced_call(lambda: {"x": x.flip(0)}, None).values[-1]
+    values = [replace(moved, sources=() if place == 0 else (place - 1,)) for place in range(3_000)]
+    known = Known.of([right])
+    found = Evidence(values, [Judged.WRONG] * len(values), known, [], tolerance=1e-5, rank=0, size=2)
+    assert found.first_in_other_order(len(values) - 1) == 0
+    near = replace(moved, tensor=tuple(1.0001 * number for number in right.values[-1].tensor or ()))
+    beside = Evidence([near], [Judged.WRONG], known, [], tolerance=1e-5, rank=0, size=2)
+    assert beside.first_in_other_order(0) is None  # wrong by little is no other order

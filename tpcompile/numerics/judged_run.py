@@ -90,16 +90,16 @@ class Evidence:
         """The op that made the mask of a masked value; the value itself where that was given."""
         masks = [source for source in self.values[place].sources if not self.values[source].is_float]
         made = masks[0] if masks else place
-        while self.values[made].name in SAME_VALUES | NEGATES:
+        while self.values[made].name in SAME_VALUES | NEGATES and self.values[made].sources:
             made = self.values[made].sources[0]
         return place if self.values[made].is_given else made
 
     def first_in_other_order(self, place: int) -> int | None:
         """Of this and what it was made from the first that has the numbers of the reference in a different order."""
-        if not self.is_other_order(place):
-            return None
-        before = filter(None, map(self.first_in_other_order, self.values[place].sources))
-        return next(before, place)
+        first, now = None, find((place,), self.is_other_order)
+        while now is not None:
+            first, now = now, find(self.values[now].sources, self.is_other_order)
+        return first
 
     def parameter_behind(self, place: int) -> str:
         """The parameter that a value which is no more than a product with it comes from; empty where there is none."""

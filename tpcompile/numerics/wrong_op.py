@@ -140,8 +140,8 @@ def _with_order(place: int, results: Sequence[int], found: Evidence) -> int:
     """
     if may_move(found.values[found.made_at(place)].name):
         return place
-    first = filter(None, map(found.first_in_other_order, results))
-    return next(first, place)
+    first = (found.first_in_other_order(result) for result in results)
+    return next((each for each in first if each is not None), place)
 
 
 def _twin(run: Run, exact: Trace, *, cuts: Sequence[Cut], dtype: torch.dtype, size: int) -> Trace | None:
