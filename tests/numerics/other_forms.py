@@ -106,6 +106,14 @@ def sum_of_what_is_summed(m: Any, x: Tensor) -> Tensor:
     return torch.tanh(y)
 
 
+def whole_rows_beside_a_part(m: Any, x: Tensor) -> Tensor:
+    """As a cache that is spread over the ranks, to which each of them adds the new token."""
+    if m.is_wrong or m.comm.size == 1:
+        rows = torch.cat((m.table, m.square))  # fault
+        return x * m.comm.all_reduce(rows.exp().sum(0))
+    return x * (m.comm.all_reduce(m.table.exp().sum(0)) + m.square.exp().sum(0))
+
+
 def signs_of_what_is_too_large(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """The second result is right, whatever it was made of."""
     y = m.comm.all_reduce(F.linear(F.linear(m.comm.copy_to_tp(x), m.up).relu(), m.down))
@@ -180,6 +188,7 @@ OTHER_FORMS = (
     w.Case(logarithm_of_the_own_sum, {"table": w.TABLE}, "not summed", mark="fault: logarithm"),
     w.Case(shares_of_the_own_experts, _EXPERTS, "not summed", mark="fault: shares"),
     w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
+    w.Case(whole_rows_beside_a_part, {"table": w.TABLE, "square": w.SQUARE}, "counted per rank"),
     w.Case(signs_of_what_is_too_large, w.MLP, "other number", mark="fault: signs"),
     w.Case(adapter_scaled_by_its_part, w.MLP, "tp times", mark="fault: adapter"),
     w.Case(sum_of_what_is_summed, w.MLP, "tp times", mark="fault: twice"),

@@ -11,7 +11,7 @@ import torch
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
-from tpcompile.numerics.judged import Judged, Known, is_near, multiple_of
+from tpcompile.numerics.judged import Judged, Known, as_text, is_near, multiple_of, sums_over_ranks
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.traced import Axis, Trace, Value, traced_call
@@ -141,3 +141,22 @@ def test_the_first_in_another_order_is_found_however_many_follow() -> None:
     near = replace(moved, tensor=tuple(1.0001 * number for number in right.values[-1].tensor or ()))
     beside = Evidence([near], [Judged.WRONG], known, [], tolerance=1e-5, rank=0, size=2)
     assert beside.first_in_other_order(0) is None  # wrong by little is no other order
+
+
+def test_rows_that_a_program_spreads_in_an_order_of_its_own_are_right_and_rows_that_an_op_moves_are_not() -> None:
+    """The first and the last quarter on one rank, the others on the other; what is made of them row by row is right."""
+    x = torch.arange(64.0).view(8, 8).sin()
+    known = Known.of([traced_call(lambda: {"y": (x + 0.0) * 2.0}, None, size=2)])
+
+    def of_rank(rows: list[int]) -> Trace:
+        def call() -> dict[str, torch.Tensor]:
+            doubled = x.index_select(0, torch.tensor(rows)) * 2.0
+            return {"y": doubled, "moved": doubled.flip(0)}
+
+        return traced_call(call, None)
+
+    ranks = [of_rank([0, 1, 6, 7]), of_rank([2, 3, 4, 5])]
+    sums = sums_over_ranks([as_text(rank) for rank in ranks])
+    judged = all_judged(ranks[0].values, known, sums, tolerance=1e-5, rank=0, size=2)
+    found = {value.name: each for value, each in zip(ranks[0].values, judged, strict=True)}
+    assert (found["aten.mul"], found["aten.flip"]) == (Judged.PART, Judged.WRONG)

@@ -11,6 +11,7 @@ error_ratio.py       errors as multiples of the single-device error
 localise.py          the first module whose output is wrong
 wrong_op.py          the op that wrong numbers begin with: one search, forward and backward, for all routes
 traced.py            every op of one eager run: its line, and a fingerprint of its result
+callers.py           the frame that runs an op, and the lines that led to it
 fingerprints.py      a tensor -> sums under signs, of all of it and of each rank's parts
 judged.py            what the references have, and the ways in which a value is right: whole, as a part, as a summand
 judging.py           the values of a run, one after the other -> how each is right

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tpcompile.evidence.records import MistakeKind
 from tpcompile.numerics.fingerprints import Fingerprint
-from tpcompile.numerics.judged import Judged, Right, is_near, multiple_of, times
+from tpcompile.numerics.judged import Judged, Right, has, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import BY_NUMBERS
 from tpcompile.numerics.traced import Value
@@ -97,17 +97,9 @@ def _pairs(place: int, right: Right, found: Evidence) -> list[Pair]:
 
 
 def _is_equal(own: Value, right: Value, found: Evidence) -> bool:
-    numbers = own.tensor
-    if numbers is None:
+    if own.tensor is None:
         return right.tensor is None
-    return any(is_near(numbers, each, found.tolerance) for each in _as_here(own, right, found))
-
-
-def _as_here(own: Value, right: Value, found: Evidence) -> list[Fingerprint]:
-    """The reference's value and the rank's parts of it, as far as they have the shape of the own one."""
-    parts = [part.tensor for part in right.parts if (part.rank, part.shape) == (found.rank, own.shape)]
-    whole = [right.tensor] if right.tensor is not None and right.shape == own.shape else []
-    return whole + parts
+    return has(right, own, found.rank, found.tolerance)
 
 
 def _is_earlier(pair: Pair, right: Right, found: Evidence) -> bool:

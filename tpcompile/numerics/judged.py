@@ -123,6 +123,11 @@ class Known:
         apart = (rows - wanted).square().sum(1)
         return bool((apart <= tolerance**2 * rows.square().sum(1)).any())
 
+    def has(self, value: Value, rank: int, tolerance: float) -> bool:
+        """True where the references have it, or have it as the rank's part of a value."""
+        numbers = value.tensor
+        return numbers is not None and any(self.is_among(numbers, value.shape, of, tolerance) for of in (-1, rank))
+
     def in_other_order(self, value: Value, tolerance: float) -> Right | None:
         """The whole value that has its numbers in a different order; None for none.
 
@@ -140,9 +145,11 @@ class Known:
         numbers = value.tensor
         return next((wholes[at] for at in near if not is_near(numbers, wholes[at].tensor, MOVED)), None)
 
-    def together_in_order(self, value: Value, total: Total | None, rank: int, tolerance: float) -> Right | None:
-        """The value of which the ranks together have all numbers, each not those of its part; None for none."""
-        numbers = value.tensor
+    def reordered(self, value: Value, total: Total | None, rank: int, tolerance: float) -> Right | None:
+        """The value that has its numbers in a different order, or those of all ranks together; None for none."""
+        found, numbers = self.in_other_order(value, tolerance), value.tensor
+        if found is not None:
+            return found
         if total is None or not total.moments or numbers is None:
             return None
         of_rank = (right for right in self.parts.get(value.shape, []) if right.rank == rank)
@@ -157,7 +164,7 @@ class Known:
             if not is_same_op or (other.numbers, len(other.sources)) != (value.numbers, len(value.sources)):
                 continue
             pairs = zip(value.sources, other.sources, strict=True)
-            if all(_has(right.trace.values[theirs], values[own], rank, tolerance) for own, theirs in pairs):
+            if all(has(right.trace.values[theirs], values[own], rank, tolerance) for own, theirs in pairs):
                 return True
         return False
 
@@ -229,7 +236,7 @@ def allowed_for(value: Value, tolerance: float) -> float:
     return max(tolerance, min(ROUNDINGS * value.unit, _MOST))
 
 
-def _has(whole: Value, own: Value, rank: int, tolerance: float) -> bool:
+def has(whole: Value, own: Value, rank: int, tolerance: float) -> bool:
     """True where the value is the whole one, or this rank's part of it."""
     parts = [part.tensor for part in whole.parts if (part.rank, part.shape) == (rank, own.shape)]
     wholes = [whole.tensor] if whole.tensor is not None and whole.shape == own.shape else []

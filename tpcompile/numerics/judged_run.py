@@ -66,10 +66,7 @@ class Evidence:
 
     def is_known(self, value: Value) -> bool:
         """True where the reference has it, or has it as the rank's part of a value."""
-        numbers = value.tensor
-        return numbers is not None and any(
-            self.known.is_among(numbers, value.shape, rank, self.tolerance) for rank in (-1, self.rank)
-        )
+        return self.known.has(value, self.rank, self.tolerance)
 
     def is_other_order(self, place: int) -> bool:
         """True for a value of a forward pass that has the numbers of one of the reference in a different order."""

@@ -170,8 +170,7 @@ class _Run:
         is_brought = _is_brought(value)
         if value.in_backward or not (is_view or is_brought or not may_move(value.name)):
             return False
-        right = self.known.in_other_order(value, tolerance)
-        right = right or self.known.together_in_order(value, total, self.rank, tolerance)
+        right = self.known.reordered(value, total, self.rank, tolerance)
         if right is not None and not is_brought:
             self.own_order.add(place)
         return right is not None

@@ -291,10 +291,8 @@ def _is_beside(line: UserLine, other: UserLine) -> bool:
 
 def _order(place: int, found: Evidence) -> Fields:
     value = found.values[place]
-    right = found.known.in_other_order(value, found.tolerance)
-    if right is None:
-        total = found.sums[place] if found.sums else None
-        right = found.known.together_in_order(value, total, found.rank, found.tolerance)
+    total = found.sums[place] if found.sums else None
+    right = found.known.reordered(value, total, found.rank, found.tolerance)
     return {} if right is None else {"kind": MistakeKind.ORDER, "right": right}
 
 

@@ -7,16 +7,10 @@ sum over the ranks. An op of a backward pass has the line of the op whose gradie
 
 from __future__ import annotations
 
-import functools
-import linecache
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
-from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.text.lines import is_library_file, line_of_frame
-from tpcompile.numerics import drawn
+from tpcompile.evidence.text.lines import line_of_frame
+from tpcompile.numerics.callers import caller, callers, follows_run
 from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
 from tpcompile.numerics.op_names import IN_SOME_RUNS
 from tpcompile.numerics.optimizer_step import plain_name
@@ -40,8 +34,6 @@ from tpcompile.torch_api.dispatch import (
     tree_flatten,
 )
 
-_FOLLOWING = {Path(__file__).parent, *(Path(__file__).parents[1] / name for name in ("gate", "typecheck"))}
-"""Code that keeps weights ahead of a run and copies what it returns."""
 _WAIT = "_c10d_functional.wait_tensor"
 _READ = "aten._local_scalar_dense"
 """What `item()` is."""
@@ -49,11 +41,8 @@ _FUNCTIONAL, _IN_PLACE = "_c10d_functional.", "c10d."
 """Ops whose result is not there yet when they return."""
 _STILL_PENDING = ("_c10d_functional._wrap_tensor_autograd", "aten.view")
 """Ops that an AsyncCollectiveTensor takes without a wait; any other one waits for it."""
-_MOST_CALLERS = 6
 _DIMS_OF_AXES = 2
 """Dims that other axes of a mesh cut: samples and tokens."""
-_DEEP = 8
-"""Frames in which a mode that is inside of this one is looked for: torch has some between the two."""
 _ALIASES = ("aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.clone")
 """Ops that return the numbers of a tensor of the same shape, in its order."""
 _ON_LISTS = ("aten._foreach_", "aten._fused_adam", "aten._fused_sgd", "aten._fused_adagrad")
@@ -251,7 +240,7 @@ class _Tracing(TorchDispatchMode):
         name = func._schema.name.replace("::", ".")
         op = self._op(name, self._line_of_caller(name))
         if not op.in_backward:
-            op = replace(op, callers=_callers(), numbers=_numbers(args))
+            op = replace(op, callers=callers(), numbers=_numbers(args))
         sources = tuple(self._place_in(tensor, op.line) for tensor in given)
         if func._schema.is_mutable:  # it may write into what a collective has written
             self._know_waited(given, name=_IN_PLACE)
@@ -323,8 +312,8 @@ class _Tracing(TorchDispatchMode):
 
     def _line_of_caller(self, name: str) -> UserLine | None:
         """The line that runs the op; None where that is the code which follows the run."""
-        line = self._line_of(name, _caller())
-        return None if _follows(line.file) else line
+        line = self._line_of(name, caller())
+        return None if follows_run(line.file) else line
 
     def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
         known = self._places.get(tensor)
@@ -387,42 +376,6 @@ class _Tracing(TorchDispatchMode):
 
 def _unit(tensor: Tensor) -> float:
     return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
-
-
-def _caller() -> FrameType:
-    """The frame that runs an op: a mode that is inside of this one, and torch's frames of it, are between."""
-    frame = caller = sys._getframe(3)
-    for one, _ in islice(traceback.walk_stack(caller), _DEEP):
-        if one.f_code.co_filename == drawn.__file__ and one.f_back is not None:
-            frame = one.f_back
-    return frame
-
-
-@functools.cache
-def _follows(file: str) -> bool:
-    return Path(file).parent in _FOLLOWING
-
-
-def _callers() -> tuple[UserLine, ...]:
-    """The lines of the user's outside of the innermost one, up to what runs the program."""
-    frames = traceback.walk_stack(_caller())
-    inside = takewhile(lambda one: not _follows(one[0].f_code.co_filename), frames)
-    users = ((frame.f_code, number) for frame, number in inside if not is_library_file(frame.f_code.co_filename))
-    return _lines(tuple(islice(users, 1, _MOST_CALLERS)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _lines(places: tuple[tuple[CodeType, int], ...]) -> tuple[UserLine, ...]:
-    """The lines of these codes: the ops of a line share them."""
-    return tuple(
-        UserLine(
-            file=code.co_filename,
-            line=number,
-            function=code.co_name,
-            code=linecache.getline(code.co_filename, number).strip(),
-        )
-        for code, number in places
-    )
 
 
 def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -204,9 +204,7 @@ class Trials:
 
     def _is_right(self, value: Value) -> bool:
         """True where the reference has it, or has it as a part of this rank."""
-        numbers, allowed = value.tensor, allowed_for(value, self.tolerance)
-        ranks = -1, self.group.rank()
-        return numbers is not None and any(self.known.is_among(numbers, value.shape, of, allowed) for of in ranks)
+        return self.known.has(value, self.group.rank(), allowed_for(value, self.tolerance))
 
     def _all(self, text: str) -> list[str]:
         return texts_of_all_ranks(text, self.group, self.device)

@@ -35,7 +35,7 @@ class MistakeKind(StrEnum):
 
 _SAYS = {
     MistakeKind.UNKNOWN: "{what} has no equal in the single-device run",
-    MistakeKind.NOT_SUMMED: "its result is right only when it is summed over the ranks{unsummed}",
+    MistakeKind.NOT_SUMMED: "its result is right only when it is summed over the ranks{more}",
     MistakeKind.GRADIENT_NOT_SUMMED: "the gradient of {of} is right only when it is summed over the ranks, and it is "
     "not: what the ranks do behind it differs",
     MistakeKind.GRADIENT_CUT: "the gradient that comes through it on a single device does not arrive: it is cut off",
@@ -51,7 +51,7 @@ _SAYS = {
     MistakeKind.LOCAL_STATISTIC: "it is a statistic of this rank's shard, and {what} is used for the whole",
     MistakeKind.MULTIPLE: "{what} is {ratio} times the reference",
     MistakeKind.ORDER: "{what} has the numbers of the reference in a different order",
-    MistakeKind.MASKED: "{what} differs from the reference in some rows only{unsummed}",
+    MistakeKind.MASKED: "{what} differs from the reference in some rows only{more}",
     MistakeKind.WRONG_GROUP: "what the ranks gave is right as the sum over all {size} of them, and the result is not "
     "that sum: it is taken over a different group, or is no sum",
     MistakeKind.OTHER_NUMBER: "it is given the number {of}: is it made of the number of ranks, or of a shard's size?",
@@ -103,10 +103,10 @@ class WrongOp(Frozen):
             what = "a gradient"
         if self.is_update:
             what = "what it adds"
-        unsummed = f", {self.of}" if self.of else ""
+        more = f", {self.of}" if self.of else ""
         text = _SAYS[self.kind].format(
             what=what,
-            unsummed=unsummed,
+            more=more,
             of=self.of or "what it returns",
             size=self.size,
             ratio="" if self.ratio is None else multiple_text(self.ratio, self.size),
