@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records import MistakeKind, UserLine
 from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
 from tpcompile.numerics.judged import Judged, Known, as_text, is_near, multiple_of, sums_over_ranks
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.judging import all_judged
+from tpcompile.numerics.mistakes import described
 from tpcompile.numerics.traced import Axis, Trace, Value, traced_call
 
 
@@ -160,3 +161,21 @@ def test_rows_that_a_program_spreads_in_an_order_of_its_own_are_right_and_rows_t
     judged = all_judged(ranks[0].values, known, sums, tolerance=1e-5, rank=0, size=2)
     found = {value.name: each for value, each in zip(ranks[0].values, judged, strict=True)}
     assert (found["aten.mul"], found["aten.flip"]) == (Judged.PART, Judged.WRONG)
+
+
+def test_what_a_rank_has_beside_padding_is_not_wrong() -> None:
+    right = Trace([Value("aten.mm", (2, 13), (1.0,) * NUM_SUMS, (), None)])
+    own = [Value("aten.mm", (2, 13), (3.0,) * NUM_SUMS, (), None)]
+    known = [Known.of([right], padded=lengths) for lengths in ((), {13})]
+    judged = [all_judged(own, each, [], tolerance=1e-5, rank=0, size=2) for each in known]
+    assert judged == [[Judged.WRONG], [Judged.PART]]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [(Judged.PART, MistakeKind.CROSSES), (Judged.WHOLE, MistakeKind.UNKNOWN)], ids=["part", "whole"]
+)
+def test_padding_of_a_part_crosses_shards(given: Judged, kind: MistakeKind) -> None:
+    x = Value("an input", (4, 8), (1.0,) * NUM_SUMS, (), None, is_given=True)
+    padded = Value("aten.constant_pad_nd", (5, 8), (2.0,) * NUM_SUMS, (), None, (0,))
+    found = Evidence([x, padded], [given, Judged.WRONG], Known(), [], tolerance=1e-5, rank=0, size=2)
+    assert described(1, found).kind == kind
