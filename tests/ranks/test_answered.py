@@ -47,3 +47,30 @@ def test_a_store_that_has_ended_is_named_with_torchs_reason() -> None:
             while_answered(lambda: ask(refused), silent_s=5.0)
     finally:
         ask(lambda: None)  # the line of this process answers again
+
+
+def test_the_late_answer_to_an_earlier_question_does_not_hide_that_the_store_has_ended() -> None:
+    asked, answer, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def earlier() -> None:
+        def wait() -> None:
+            asked.set()
+            answer.wait()
+
+        ask(wait)
+        answered.set()
+
+    def refused_while_the_earlier_is_answered() -> object:
+        try:
+            ask(lambda: (_ for _ in ()).throw(RuntimeError("connection refused")))
+        finally:
+            answer.set()
+            answered.wait()
+
+    threading.Thread(target=earlier, daemon=True).start()
+    asked.wait()
+    try:
+        with pytest.raises(DivergenceError, match="connection refused"):
+            while_answered(refused_while_the_earlier_is_answered, silent_s=5.0)
+    finally:
+        ask(lambda: None)

@@ -44,7 +44,7 @@ class Line:
         self._asked: dict[int, float] = {}
         """Thread -> when it asked what has not been answered, on the monotonic clock."""
         self._failed_at: float | None = None
-        """When the first was asked of those that failed, with no answer since."""
+        """When the first was asked of those that failed, with nothing asked after it that was answered."""
         self.why_given_up = ""
 
     @contextmanager
@@ -59,7 +59,9 @@ class Line:
             self._failed_at = min(at_s, self._failed_at or at_s)
             raise
         else:
-            self._failed_at = None
+            # The answer to a question that was asked before the one that failed is no sign that the store is back.
+            if self._failed_at is not None and at_s > self._failed_at:
+                self._failed_at = None
         finally:
             del self._asked[thread]
 
