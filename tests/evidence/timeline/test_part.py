@@ -16,7 +16,7 @@ from tests.evidence.timeline import own_numbers, programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import given, pair, part, source, values, walk
+from tpcompile.evidence.timeline import given, pair, part, reasons, source, values, walk
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
@@ -245,8 +245,8 @@ def test_a_flow_of_a_broken_peer_is_refused() -> None:
 
 def test_files_that_this_process_does_not_run_are_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(pair.source, "read", lambda file, _line: opened.append(file) or frozenset())
-    monkeypatch.setattr(pair.source, "assigned", lambda file, _line: opened.append(file) or frozenset())
+    monkeypatch.setattr(source, "read", lambda file, _line: opened.append(file) or frozenset())
+    monkeypatch.setattr(source, "assigned", lambda file, _line: opened.append(file) or frozenset())
     flows = {rank: flow_of(programs.scaler_skips_a_step, rank) for rank in (0, 1)}
     assert parted(flows, set()) is not None
     assert opened == []
@@ -415,7 +415,9 @@ def test_what_was_set_once_since_all_was_equal_is_the_reason_for_what_differs_th
 ) -> None:
     line, _ = line_and_odd(programs.an_order_is_made_anew)
     assert line.endswith("# orders")
-    monkeypatch.setattr(pair.Pair, "_equal_until", lambda self, _: len(self.walks.steps[0]))  # the negative control
+    monkeypatch.setattr(
+        reasons.Reasons, "_equal_until", lambda self, _: len(self.walks.steps[0])
+    )  # the negative control
     line, _ = line_and_odd(programs.an_order_is_made_anew)
     assert line == "all_of(names)"
 
@@ -435,7 +437,7 @@ def test_what_parts_the_ranks_before_they_meet_again_is_one_thing(monkeypatch: p
 
 def test_where_a_function_returns_by_another_line_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_and_odd(programs.a_file_cannot_be_read)[0].endswith("# parts")
-    monkeypatch.setattr(pair.Pair, "_has_lines", lambda *_: False)  # the negative control
+    monkeypatch.setattr(reasons.Reasons, "_has_lines", lambda *_: False)  # the negative control
     assert line_and_odd(programs.a_file_cannot_be_read)[0] == "if state is not None:"
 
 
@@ -449,7 +451,7 @@ def test_the_part_that_a_rank_has_in_a_program_is_no_reason_where_what_it_does_c
 ) -> None:
     line, odd = line_and_odd(programs.stages_with_parts_of_their_own, 3)
     assert (line, odd) == ("return 4 if FREE[rank] > 8 else 2", (2,))
-    monkeypatch.setattr(pair.Pair, "_speaks_of_rank", lambda *_: False)  # the negative control
+    monkeypatch.setattr(reasons.Reasons, "speaks_of_rank", lambda *_: False)  # the negative control
     assert line_and_odd(programs.stages_with_parts_of_their_own, 3)[0] == "if rank == 0:"
 
 
@@ -512,7 +514,7 @@ def test_a_hook_that_one_rank_lacks_was_registered_in_a_line_that_it_did_not_exe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert line_and_odd(programs.a_hook_is_registered_on_some_ranks, 3) == ("if weight.has_gradient:  # parts", (1,))
-    monkeypatch.setattr(pair.Pair, "_making", lambda *_: None)  # the negative control
+    monkeypatch.setattr(reasons.Reasons, "_making", lambda *_: None)  # the negative control
     assert line_and_odd(programs.a_hook_is_registered_on_some_ranks, 3)[0] != "if weight.has_gradient:  # parts"
 
 

@@ -9,7 +9,8 @@ source.py        a line of source -> the names that it reads and sets
 values.py        values that two ranks set in the same steps -> those that differ as never before
 before.py        what ranks had set differently before the first step, if it is no part of their roles
 depends.py       what was executed before a place -> the names and values that it depends on
-pair.py          two ranks -> the fork or the value that their difference comes from
+reasons.py       what two ranks did differently -> the fork or the value that it comes from
+pair.py          two ranks -> what of their differences counts, and what it comes from
 given.py         a branch -> the values that its line reads and that tell the sides apart
 own_way.py       one rank, and what it left out -> the branch at which it went another way than before
 part.py          all ranks -> the one that counts, what each rank did there, and the odd ranks

@@ -1,29 +1,26 @@
-"""Two ranks side by side -> the fork or the value that their difference comes from.
+"""Two ranks side by side -> what of their differences counts, and what it comes from.
 
 Ranks part all the time without harm: rank 0 logs. A fork counts when the ranks went the same way there before, or when
-they never come together again; and of two forks the earlier one counts when it changed what the later one depends on.
+they never come together again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore
-from tpcompile.evidence.timeline.depends import Dependence, Frames
-from tpcompile.evidence.timeline.flow import EXACT, WATCHED, Code, Kind
+from tpcompile.evidence.timeline.depends import Frames
+from tpcompile.evidence.timeline.flow import WATCHED, Kind
+from tpcompile.evidence.timeline.reasons import Reasons, start_of
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, line_step, place_of
-
-_NEAR = 6000
-"""Steps before a fork that are looked at for what it depends on."""
-
 
 Origin = Fork | Unlike | UnlikeBefore
 
@@ -49,13 +46,7 @@ class Counts(NamedTuple):
     @property
     def start(self) -> int:
         """Index of its first step on the first rank."""
-        return start_of(self.origin)
-
-
-def start_of(origin: Origin) -> int:
-    if isinstance(origin, UnlikeBefore):
-        return -1
-    return origin.known_at if isinstance(origin, Unlike) else origin.starts[0]
+        return -1 if isinstance(self.origin, UnlikeBefore) else start_of(self.origin)
 
 
 @dataclass(frozen=True)
@@ -75,6 +66,13 @@ class Pair:
     is_same_program: bool = True
     """False for ranks of different domains: what they do differently all the time, they do by their role."""
 
+    @cached_property
+    def reasons(self) -> Reasons:
+        """What their difference may come from."""
+        return Reasons(
+            self.walks, self.scopes, self.base, self.rank, self.readable, self.forks, self.values, self.is_same_program
+        )
+
     def that_counts(self, named: Collection[str], *, is_of_sizes: bool = False) -> Counts | None:
         """What the difference of the ranks comes from; sizes that differ come from no roles, which went well before."""
         passes = _passes(self.walks.steps[self.base])
@@ -92,25 +90,21 @@ class Pair:
         last = first(fork for fork in uneven if fork in once) or (first(uneven) if self.is_same_program else None)
         is_role = is_of_sizes and last in habits
         if last is None or is_role:
-            found = self._of_content(once, frozenset() if is_role else self._changed_by(habits), named)
+            found = self._of_content(once, frozenset() if is_role else self.reasons.changed_by(habits), named)
             if found is not None or last is None:
                 return found
-        roles = [fork for fork in once if self._speaks_of_rank(fork) and _is_first(fork, passes.get(fork.branch, ()))]
+        roles = [
+            fork for fork in once if self.reasons.speaks_of_rank(fork) and _is_first(fork, passes.get(fork.branch, ()))
+        ]
         if last in roles:
             others = [fork for fork in once if fork not in roles]
-            found = self._of_content(others, self._changed_by([*habits, *roles]), named)
+            found = self._of_content(others, self.reasons.changed_by([*habits, *roles]), named)
             if found is not None and found.is_linked:
                 return found
-        differing = self._changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
+        differing = self.reasons.changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        origin = self._origin(last, earlier, differing, habits)
+        origin = self.reasons.origin(last, earlier, differing, habits)
         return Counts(origin, last, True, is_habit=last in habits, is_role=last in roles and origin is last)
-
-    def _speaks_of_rank(self, fork: Fork) -> bool:
-        """True where the line of the branch does: such a branch gives ranks their parts in the program."""
-        code, line = fork.branch
-        file = self.walks.codes[code].file
-        return file in self.readable and source.speaks_of_rank(file, line)
 
     def apart(self, alike: Sequence[Fork]) -> list[Fork]:
         """Of forks at one branch those between which the first rank issued a collective.
@@ -132,7 +126,7 @@ class Pair:
     def _watched_from(self) -> int:
         """Index of the step of the first rank at which the watch began; 0 where the setup is not known."""
         steps = self.walks.steps[self.base]
-        return first(index for index in self._marks if self._code(steps[index]) == WATCHED) or 0
+        return first(index for index in self._marks if self.reasons.code(steps[index]) == WATCHED) or 0
 
     @cached_property
     def _met(self) -> list[int]:
@@ -146,10 +140,10 @@ class Pair:
         ends = {len(steps), *(1 + index for index in (*calls[-1:], *self._met[-1:]))}
         running = {line for end in ends for line in Frames.of(steps[:end]).lines}
         words = frozenset(name for word in named for name in self.scopes.everywhere(word))
-        seeds = words.union(*(self._read(steps[index]) for index in running))
-        depends = self._dependence(seeds, len(steps), differing, once)
-        found = self._reason(depends, once)
-        is_sure = found is None or (isinstance(found, Unlike) and self._is_item(found))
+        seeds = words.union(*(self.reasons.read(steps[index]) for index in running))
+        depends = self.reasons.dependence(seeds, len(steps), differing, once)
+        found = self.reasons.earliest(depends, once)
+        is_sure = found is None or (isinstance(found, Unlike) and self.reasons.is_item(found))
         set_before = None if isinstance(found, Fork) else self._set_before(depends.wanted, is_sure=is_sure)
         if set_before is not None:
             return Counts(set_before, found if isinstance(found, Unlike) else None, False)
@@ -160,8 +154,8 @@ class Pair:
             if isinstance(found, Fork):
                 return Counts(found, None, False, setting=self._setting(found, depends.wanted))
             return Counts(found, last, False)
-        made_of = self._dependence(words, len(steps), frozenset(), (), of_content=True)
-        made_here = self._reason(made_of, ())
+        made_of = self.reasons.dependence(words, len(steps), frozenset(), (), of_content=True)
+        made_here = self.reasons.earliest(made_of, ())
         if made_here is not None:
             return Counts(made_here, None, False)
         if differing or not once or once[-1].starts[0] < self._watched_from:  # roles, of which a setup is full
@@ -169,9 +163,9 @@ class Pair:
         newest = once[-1]
         apart = self._set_apart_after(newest)
         if apart is None:
-            return Counts(self._origin(newest, once[:-1], differing), newest, False, False)
-        depends = self._dependence(self._read(steps[apart.set_at]), apart.set_at, differing, ())
-        return Counts(self._reason(depends, ()) or apart, None, False, False)
+            return Counts(self.reasons.origin(newest, once[:-1], differing), newest, False, False)
+        depends = self.reasons.dependence(self.reasons.read(steps[apart.set_at]), apart.set_at, differing, ())
+        return Counts(self.reasons.earliest(depends, ()) or apart, None, False, False)
 
     def _set_apart_after(self, fork: Fork) -> Unlike | None:
         """The first value that differs from some time on and was equal after that fork, which is no reason then."""
@@ -188,29 +182,16 @@ class Pair:
         """What was set differently before the block; a container only where nothing else is known to be the reason."""
         return first(one for one in self.before if one.names & wanted and (one.is_plain or is_sure))
 
-    def _changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
-        """Names whose values differ between the ranks without harm."""
-        return frozenset[str]().union(*map(self._changed, habits))
-
     def _is_uneven(self, fork: Fork) -> bool:
-        mine, theirs = self._ways(fork)
+        mine, theirs = self.reasons.ways(fork)
         return self.walks.issued(mine) != self.walks.issued(theirs)
-
-    def _ways(self, fork: Fork) -> tuple[Sequence[Step], Sequence[Step]]:
-        mine, theirs = self.walks.steps[self.base], self.walks.steps[self.rank]
-        return mine[fork.starts[0] : fork.ends[0]], theirs[fork.starts[1] : fork.ends[1]]
-
-    def _changed(self, fork: Fork) -> set[str]:
-        """Names to which only one of the ranks gave a value."""
-        mine, theirs = self._ways(fork)
-        return {name for step in (*mine, *theirs) if is_line(step) for name in self._assigned(step)}
 
     def _setting(self, fork: Fork, wanted: Collection[str]) -> tuple[Place, int] | None:
         """The first line of this function by which one rank alone gave a value to one of the names, and the rank."""
         found: list[tuple[Place, int]] = []
-        for rank, way in zip((self.base, self.rank), self._ways(fork), strict=True):
+        for rank, way in zip((self.base, self.rank), self.reasons.ways(fork), strict=True):
             lines = (step for step in way if is_line(step) and place_of(step)[0] == fork.branch[0])
-            setting = first(step for step in lines if source.touches(self._assigned(step), wanted))
+            setting = first(step for step in lines if source.touches(self.reasons.assigned(step), wanted))
             if setting is not None:
                 found.append((place_of(setting), rank))
         return found[0] if len(found) == 1 and found[0][0] != fork.branch else None
@@ -218,170 +199,11 @@ class Pair:
     def reads_own_data(self, fork: Fork) -> bool:
         """True where the branch reads a value that each rank has of its own all the time: it may go either way."""
         found = self.values.found
-        for name in self._read(line_step(fork.branch)):
+        for name in self.reasons.read(line_step(fork.branch)):
             newest = max((key for key in found if key[1] == name and key[0] < fork.starts[0]), default=None)
             if newest is not None and found[newest] is not None and self.values.is_reason(newest) is False:
                 return True
         return False
-
-    def _has_lines(self, fork: Fork) -> bool:
-        code, _ = fork.branch
-        places = {place_of(step) for way in self._ways(fork) for step in way if is_line(step)}
-        return any(place[0] == code and place != fork.branch for place in places)
-
-    def _origin(
-        self, last: Fork, earlier: Sequence[Fork], known_to_differ: frozenset[str], habits: Collection[Fork] = ()
-    ) -> Fork:
-        """The earliest fork that changed what `last` depends on: what its line called, or assigns and reads.
-
-        What differs again and again, the data of a rank, is no evidence.
-        """
-        mine = self.walks.steps[self.base]
-        decided_at = last_pass(mine[: last.starts[0]], last.branch)
-        # What this line called returned or raised; where the ranks part here by habit, they did so there as well.
-        near = earlier if last not in habits else [fork for fork in self.forks if fork.starts[0] < last.starts[0]]
-        inside = first(fork for fork in near if fork.starts[0] > decided_at)
-        if inside is not None:
-            before = [fork for fork in earlier if fork.starts[0] <= decided_at]
-            return self._origin(inside, before, known_to_differ, habits)
-        depends = self._dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
-        changing = first(self._changing(depends, earlier))
-        reasons = [fork for fork in (changing, self._making(last, earlier)) if fork is not None]
-        return min(reasons, key=start_of, default=last)
-
-    def _dependence(
-        self, names: Collection[str], end: int, known_to_differ: frozenset[str], earlier: Sequence[Fork], *,
-        of_content: bool = False,
-    ) -> Dependence:  # fmt: skip
-        steps = self.walks.steps[self.base][:end]
-        values = self.values.of_content() if of_content else self.values
-        found = Dependence(
-            steps, self._read, self._assigned, values, known_to_differ, earlier, self._changed, self._has_lines
-        )
-        found.follow(names, max(0, end - _NEAR), Frames.of(steps).callers)
-        return found
-
-    def _changing(self, depends: Dependence, earlier: Sequence[Fork]) -> list[Fork]:
-        """Forks that changed what is looked for, in order."""
-        begin = max(0, len(depends.steps) - _NEAR)
-        return [
-            one
-            for one in earlier
-            if one.starts[0] in depends.decided
-            or (one.starts[0] >= begin and source.touches(self._changed(one), depends.wanted))
-        ]
-
-    def _making(self, last: Fork, earlier: Sequence[Fork]) -> Fork | None:
-        """Where one rank alone came by the function that only this rank enters at `last`: a hook, a callback."""
-        starts = [{step for step in way if kind_of(step) is Kind.START} for way in self._ways(last)]
-        alone = starts[0] ^ starts[1]
-        entered = [step for step in chain(*self._ways(last)) if step in alone]
-        if not entered:
-            return None
-        code = self._code(entered[0])
-        maker, _, name = code.function.rpartition(".")
-        maker = maker.removesuffix(".<locals>")
-        names = frozenset(self.scopes.everywhere(name))
-        rank, start, way = next(
-            found
-            for found in zip((self.base, self.rank), last.starts, self._ways(last), strict=True)
-            if entered[0] in found[2]
-        )
-        caller = first(filter(is_line, self.walks.steps[rank][start + way.index(entered[0]) :: -1]))
-        is_called = caller is None or not names.isdisjoint(self._read(caller))  # by a line that names it
-
-        def makes(step: Step) -> bool:
-            found = self._code(step)
-            if kind_of(step) is Kind.START:
-                is_maker = maker in (found.function, found.function.rpartition(".")[0])
-                return bool(maker) and found.file == code.file and is_maker
-            return is_line(step) and not is_called and not names.isdisjoint(self._read(step))  # registered there
-
-        return first(fork for fork in earlier if any(map(makes, chain(*self._ways(fork)))))
-
-    def _code(self, step: Step) -> Code:
-        return self.walks.codes[place_of(step)[0]]
-
-    def _reason(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
-        """The earliest fork or value.
-
-        A value that was set only once counts where there is no other reason, or where what depends on it was equal
-        until then. So does the item that a loop took where there is no other: it was made elsewhere, and what reads it
-        says what is wrong with it.
-        """
-        fork = first(self._changing(depends, earlier))
-        made = [one for one in depends.reasons if self._is_given(one) or is_line(depends.steps[one.set_at])]
-        own = [one for one in made if not self._is_item(one)]
-        new = [one for one in made if one.key in self.values.new]
-        equal_until = self._equal_until(min(new, key=start_of)) if new else len(depends.steps)
-        late = [one for one in own if one.key in self.values.new or one.set_at > equal_until]
-        reasons = [one for one in (fork, *late) if one is not None]
-        return min(reasons or new or own or made, key=start_of, default=None)
-
-    def _equal_until(self, unlike: Unlike) -> int:
-        """Index of the last step before that gave it equal values on both ranks; the number of steps without one.
-
-        Of the items of a loop some may be equal: those count that a call of its function before took.
-        """
-        steps = self.walks.steps[self.base]
-        code, end = unlike.place[0], unlike.set_at
-        if self._is_item(unlike):
-            calls = (
-                at for at in range(end, -1, -1) if kind_of(steps[at]) is Kind.START and place_of(steps[at])[0] == code
-            )
-            end = next(calls, 0)
-        equal = [
-            at
-            for (at, name), found in self.values.found.items()
-            if found is None and at < end and name == unlike.key[1] and place_of(steps[at]) == unlike.place
-        ]
-        return max(equal, default=len(steps))
-
-    def _is_given(self, unlike: Unlike) -> bool:
-        """True for an argument that the line of the caller gives to the function it names.
-
-        Not for what a hook is given, nor for the number of each rank in a line that speaks of ranks. What a function of
-        another program is given is its role.
-        """
-        if unlike.given_at is None or not self.is_same_program:
-            return False
-        code, line = unlike.given_at
-        file, function = self.walks.codes[code].file, self.walks.codes[unlike.place[0]].function
-        if file not in self.readable:
-            return False
-        name = function.removesuffix(".__init__").rpartition(".")[2]
-        is_named = not source.read(file, line).isdisjoint({name, f".{name}"}) or function.endswith(".__call__")
-        are_numbers = (unlike.mine, unlike.theirs) == (EXACT | self.base, EXACT | self.rank)
-        return is_named and not (are_numbers and source.speaks_of_rank(file, line))
-
-    def _is_item(self, unlike: Unlike) -> bool:
-        """True for what the head of a loop sets."""
-        code, line = unlike.place
-        return source.is_loop(self.walks.codes[code].file, line, self.readable)
-
-    def _reads_at(self, fork: Fork) -> frozenset[str]:
-        """Names that the branch reads: in its line, and in the functions that this line called."""
-        steps = self.walks.steps[self.base][: fork.starts[0]]
-        lines = filter(is_line, steps[last_pass(steps, fork.branch) :])
-        return frozenset[str]().union(*map(self._read, lines))
-
-    def _read(self, step: Step) -> frozenset[str]:
-        return self._names(step, source.read)
-
-    def _assigned(self, step: Step) -> frozenset[str]:
-        return self._names(step, source.assigned)
-
-    def _names(self, step: Step, of_line: Callable[[str, int], Iterable[str]]) -> frozenset[str]:
-        code, line = place_of(step)
-        file = self.walks.codes[code].file
-        names = of_line(file, line) if file in self.readable else ()
-        return frozenset(self.scopes.of(code, name) for name in names)
-
-
-def last_pass(steps: Sequence[Step], branch: Place) -> int:
-    """Index at which the branch was entered last; 0 where that is no longer known."""
-    backwards = range(len(steps) - 1, -1, -1)
-    return next((index for index in backwards if is_line(steps[index]) and place_of(steps[index]) == branch), 0)
 
 
 def _passes(steps: Sequence[Step]) -> dict[Place, list[int]]:

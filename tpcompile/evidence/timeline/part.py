@@ -17,7 +17,8 @@ from tpcompile.evidence.timeline.expect import contexts_before
 from tpcompile.evidence.timeline.flow import Flow, Kind, texts_of, value_text
 from tpcompile.evidence.timeline.given import texts_of_program, values_read
 from tpcompile.evidence.timeline.own_way import own_fork
-from tpcompile.evidence.timeline.pair import Pair, last_pass
+from tpcompile.evidence.timeline.pair import Pair
+from tpcompile.evidence.timeline.reasons import last_pass
 from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
 from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
