@@ -15,7 +15,7 @@ import pytest
 
 from tests.sentinel import scenarios
 from tpcompile.ranks.signals import SigtermPipe
-from tpcompile.sentinel import Sentinel
+from tpcompile.sentinel.block_end import BlockEnd
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -86,11 +86,11 @@ def test_a_terminated_rank_does_not_end_while_a_problem_is_being_named(
     codes, waited = list[int](), list[int]()
     losses = SimpleNamespace(at_sigterm=lambda: None, interrupted=lambda: None)
     shutdown = SimpleNamespace(terminated=codes.append, exit_code=None, unwinds=unwinds)
-    sentinel: Any = SimpleNamespace(
-        is_active=True, shutdown=shutdown, findings=findings, wait_for_finding=waited.append, _losses=losses,
-        _alarms=SimpleNamespace(is_raised=is_raised), _keeper=_KEEPER,
+    end: Any = SimpleNamespace(
+        _progress=SimpleNamespace(is_active=True), _shutdown=shutdown, _findings=findings, _losses=losses,
+        _alarms=SimpleNamespace(is_raised=is_raised), _keeper=_KEEPER, wait_for_finding=waited.append,
     )  # fmt: skip
-    Sentinel._terminated(sentinel)
+    BlockEnd.terminated(end)
     assert (len(waited), codes) == (waits, [128 + signal.SIGTERM])
 
 
@@ -103,6 +103,7 @@ def test_a_terminated_rank_ends_although_the_store_does_not_respond() -> None:
     ends = SimpleNamespace(terminated=codes.append, exit_code=None)
     for is_active in (True, False):
         losses = SimpleNamespace(at_sigterm=gone)
-        sentinel: Any = SimpleNamespace(is_active=is_active, shutdown=ends, _losses=losses, _keeper=_KEEPER)
-        Sentinel._terminated(sentinel)
+        progress = SimpleNamespace(is_active=is_active)
+        end: Any = SimpleNamespace(_progress=progress, _shutdown=ends, _losses=losses, _keeper=_KEEPER)
+        BlockEnd.terminated(end)
     assert codes == [128 + signal.SIGTERM] * 2

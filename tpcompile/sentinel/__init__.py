@@ -45,6 +45,7 @@ other_domains.py    what this domain ends the job for -> the same with the ranks
 settle.py           an alarm -> verdict, report, policy
 timeline.py         compiles, alarms and verdicts of this rank, with their times
 sink.py             the sentinel's messages -> stderr and loguru
+block_end.py        how the block ends on this rank -> what the others are told, and for what it waits
 shutdown.py         how a process ends
 sentinel.py         the public class: connects these modules, none of which imports it
 

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGTERM
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcompile.errors import ConfigError, TpCompileError
 from tpcompile.evidence.comparison.compare import Allowed
-from tpcompile.evidence.records import Check, Verdict
+from tpcompile.evidence.records import Verdict
 from tpcompile.evidence.timeline.stream import TimedStream
 from tpcompile.fastpath import peers
 from tpcompile.ranks.domain import domain_of, places_in
@@ -35,12 +34,13 @@ from tpcompile.sentinel.agreed_values import AgreedValues, check_arguments
 from tpcompile.sentinel.alarms import Alarms
 from tpcompile.sentinel.asking import Limits
 from tpcompile.sentinel.blackbox import BlackBox
+from tpcompile.sentinel.block_end import BlockEnd
 from tpcompile.sentinel.checks import finding_check
 from tpcompile.sentinel.effects import Effects
 from tpcompile.sentinel.exception_cause import Losses
 from tpcompile.sentinel.executed import Executed
 from tpcompile.sentinel.hooks import Hooks, region_name
-from tpcompile.sentinel.kept import TERMINATED, Keeper
+from tpcompile.sentinel.kept import Keeper
 from tpcompile.sentinel.listener import Listener
 from tpcompile.sentinel.loop_counters import counters
 from tpcompile.sentinel.messages import FINISHED
@@ -62,7 +62,6 @@ from tpcompile.torch_api.point_to_point import Messages
 _NUMBERS: dict[str, itertools.count[int]] = {}
 _LIVE: weakref.WeakSet[Sentinel] = weakref.WeakSet()
 """Sentinels of this process that are active."""
-_CLOSE_S = 10.0
 
 
 class Sentinel:
@@ -158,13 +157,13 @@ class Sentinel:
         )  # fmt: skip
         self._hooks = Hooks(
             self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
-            say_raising=self._say_raising,
+            say_raising=lambda: self._block_end.compile_raises(),
             on_compile=lambda compile_: self._safely(lambda: refused.on_compile(compile_)),
         )  # fmt: skip
         self._alarms = Alarms(self.log, self.session, self._progress, self._snapshot, ends_job=policy == "stop")
         self._losses = Losses(self.log, self.protocol, self._snapshot)
         self.listener = Listener(self.log, self._on)
-        self._timer = Timer(self._on_time, terminated=self._terminated, ends=self.log.close_client)
+        self._timer = Timer(self._on_time, terminated=lambda: self._block_end.terminated(), ends=self.log.close_client)
         self._reach = Reach(
             LINE, limit_s=unresponsive_s, place=lambda: self._snapshot.waits_in(LINE), lost=self._out_of_reach
         )
@@ -173,10 +172,13 @@ class Sentinel:
             self.log, self.protocol, self._progress, snapshot=self._snapshot, settlement=self._settlement,
             alarms=self._alarms, agreed=self._agreed, limits=limits, keeper=self._keeper,
         )  # fmt: skip
+        self._block_end = BlockEnd(
+            self.log, self._progress, self.shutdown, session=self.session, policy=policy, losses=self._losses,
+            alarms=self._alarms, settlement=self._settlement, effects=self._effects, snapshot=self._snapshot,
+            keeper=self._keeper, executed=self.executed,
+        )  # fmt: skip
         self.gives_way: Callable[[], None] | None = None
         """Ends this one where the program begins to watch itself; None for a sentinel of the program."""
-        self._problem: Check | None = None
-        """What ends this rank with an exception."""
         self._pid = os.getpid()
 
     def _on(self, event: ev.Event) -> None:
@@ -243,7 +245,7 @@ class Sentinel:
         failure = unseen or (None if is_exit(error) else error)
         self.executed.raised(error)
         if self.is_active and not isinstance(failure, KeyboardInterrupt):  # somebody ends the job, which is no finding
-            self._ends(failure)
+            self._block_end.reached() if failure is None else self._block_end.raised(failure)
         self.close(FINISHED if failure is None else f"{type(failure).__name__}: {failure}")
         if unseen is not None:
             raise unseen
@@ -259,7 +261,7 @@ class Sentinel:
         self._messages.remove()
         self._reach.close()
         if was_active:
-            self._say_left(why)
+            self._block_end.say_left(why, has_heard=self.listener.has_ended)
         self._timer.close()
         if self.shutdown.unwinds:
             self.shutdown.stay_for_sigterm(self._timer.signals)
@@ -330,16 +332,11 @@ class Sentinel:
 
     def wait_for_finding(self, known: int) -> None:
         """Give the ranks time to settle an alarm before this process ends; it had `known` findings before."""
-        self._effects.wait_until(lambda: len(self.findings) > known or not self.is_active, timeout_s=_CLOSE_S)
+        self._block_end.wait_for_finding(known)
 
     def interrupted(self) -> None:
         """Somebody ends the job: where this rank has waited in vain, have the ranks settle for whom."""
-        if not self.is_active or self.shutdown.exit_code is not None:
-            return
-        found, known = self._losses.interrupted(), len(self.findings)
-        if found is not None:
-            self._alarms.once(finding_check(found), is_interrupted=True)
-            self.wait_for_finding(known)
+        self._block_end.interrupted()
 
     def forget(self) -> None:
         """Stop in a forked child: connections, threads and the signal pipe belong to the parent."""
@@ -358,78 +355,6 @@ class Sentinel:
     def stream(self) -> TimedStream:
         """What this rank did so far, as far as torch's flight recorder has it."""
         return timed_stream(self._snapshot.state(), time.time())
-
-    # How the block ends.
-
-    def _ends(self, failure: BaseException | None) -> None:
-        if failure is not None:
-            self._raises(failure)
-            return
-        watching.finish_device_work()  # a hang on the GPU happens while the sentinel still watches
-        known = len(self.findings)
-
-        def compare() -> None:
-            if self._effects.compare_all_that_ran():
-                self.wait_for_finding(known)
-
-        self._safely(compare)
-
-    def _say_left(self, why: str) -> None:
-        state = self._snapshot.state().model_copy(update={"ended": why, "waits_at": None})
-        try:
-            self.executed.keep()
-            self._keeper.end(why, problem=self._problem, state=state)
-            self.log.leave(state, has_heard=self.listener.has_ended)
-            if self.shutdown.unwinds:
-                self.log.say_closed()
-        except RuntimeError:
-            logger.debug("the store could not be reached when the sentinel closed")
-
-    def _say_raising(self) -> None:
-        """Record that a compile raises: no rank ends before the traceback is written."""
-        self.shutdown.is_raising = True
-        self._safely(self.log.raises_first)
-
-    def _raises(self, error: BaseException) -> None:
-        """Keep the traceback of an exception, raise a finding, and let the rank that raised first end first."""
-        text, known = self.shutdown.raises(error), len(self.findings)
-        self._safely(lambda: self._keep(error, text))
-        if self.shutdown.exit_code is None:
-            # A rank that died or left is the cause, else the exception itself.
-            self._safely(lambda: self._raise_alarm(error))
-            self.wait_for_finding(known)
-        if self.policy == "stop":
-            self._safely(self._settlement.wait_for_first_failed_rank)
-
-    def _raise_alarm(self, error: BaseException) -> None:
-        self._problem, gone = self._losses.problem(error, self.session.compiles())
-        self._alarms.once(self._problem, gone)
-
-    def _keep(self, error: BaseException, text: str) -> None:
-        is_first = self.log.raises_first()
-        if self.policy != "stop":
-            return  # the job may continue
-        self._settlement.keep_traceback(text)
-        if is_first:
-            self.shutdown.tell_launcher(error)
-
-    def _terminated(self) -> None:
-        """Handle SIGTERM: torchrun ends the job, usually because a rank died. Does not return."""
-        try:
-            if self.is_active and self.shutdown.exit_code is None:
-                self._keeper.end(TERMINATED)
-                found, known = self._losses.at_sigterm(), len(self.findings)
-                if found is not None:
-                    self._alarms.once(*found)
-                is_open = not known and (self.shutdown.unwinds or self._alarms.is_raised)
-                if found is not None or is_open:  # its main thread, or another rank, is naming the problem
-                    self.wait_for_finding(known)
-                elif (late := self._losses.interrupted()) is not None:
-                    logger.warning("rank {}: {}", self.rank, late.observed)
-        except RuntimeError as error:
-            logger.debug("cannot find out which rank died: the store cannot be reached ({})", error)
-        finally:
-            self.shutdown.terminated(128 + SIGTERM)
 
 
 def _in_a_forked_child() -> None:
