@@ -15,7 +15,8 @@ from tpcompile.numerics.judged import Judged, Known, as_text, is_near, multiple_
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.mistakes import described
-from tpcompile.numerics.traced import Axis, Trace, Value, traced_call
+from tpcompile.numerics.trace import Axis, Trace, Value
+from tpcompile.numerics.traced import traced_call
 
 
 def test_numbers_whose_squares_are_no_floats_are_compared() -> None:

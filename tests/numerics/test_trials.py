@@ -12,7 +12,8 @@ from tpcompile.evidence.records import MistakeKind, WrongOp
 from tpcompile.numerics import trials as module
 from tpcompile.numerics.judged import Known
 from tpcompile.numerics.repairs import REPAIRS
-from tpcompile.numerics.traced import Change, Trace, Value, traced_call
+from tpcompile.numerics.trace import Change, Trace, Value
+from tpcompile.numerics.traced import traced_call
 from tpcompile.numerics.trials import Trials
 from tpcompile.numerics.wrong_op import coarser
 from tpcompile.testing import run_on_ranks

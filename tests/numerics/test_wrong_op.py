@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import Collectives, TpComm
 from tpcompile.numerics.fingerprints import fingerprint, summary
 from tpcompile.numerics.judged import as_text, sums_over_ranks
-from tpcompile.numerics.traced import Trace, traced
+from tpcompile.numerics.trace import Trace
+from tpcompile.numerics.traced import traced
 from tpcompile.numerics.wrong_op import wrong_op
 from tpcompile.testing import run_on_ranks
 

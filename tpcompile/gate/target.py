@@ -26,7 +26,7 @@ from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
 from tpcompile.numerics import error_ratio, spread
 from tpcompile.numerics.drawn import Drawn
 from tpcompile.numerics.optimizer_step import followed
-from tpcompile.numerics.traced import Axis
+from tpcompile.numerics.trace import Axis
 from tpcompile.numerics.wrong_op import Run, wrong_op_of
 from tpcompile.ranks.domain import Domain, domain_of
 from tpcompile.target import Inputs, Target, TargetError, call_target, copied

@@ -10,6 +10,7 @@ drawn.py             the random numbers of a run, drawn again in float64
 error_ratio.py       errors as multiples of the single-device error
 localise.py          the first module whose output is wrong
 wrong_op.py          the op that wrong numbers begin with: one search, forward and backward, for all routes
+trace.py            what the ops of one run returned: records
 traced.py            every op of one eager run: its line, and a fingerprint of its result
 callers.py           the frame that runs an op, and the lines that led to it
 fingerprints.py      a tensor -> sums under signs, of all of it and of each rank's parts

@@ -14,7 +14,7 @@ from tpcompile.numerics.fingerprints import Fingerprint
 from tpcompile.numerics.judged import Judged, Right, has, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import BY_NUMBERS
-from tpcompile.numerics.traced import Value
+from tpcompile.numerics.trace import Value
 
 _IN_PLACE = "_"
 """Last letter of an op that writes into what it was given first."""

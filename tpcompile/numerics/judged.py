@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
 from tpcompile.numerics.op_names import IN_SOME_RUNS, NO_VALUES
-from tpcompile.numerics.traced import Trace, Value
+from tpcompile.numerics.trace import Trace, Value
 
 LOOKUPS = {"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take_along_dim"}
 """What they return for a rank's own numbers is masked later."""

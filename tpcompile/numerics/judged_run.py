@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tpcompile.evidence.iterables import find
 from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, all_behind, behind, is_near, times
 from tpcompile.numerics.op_names import LINEAR, NEGATES, POWERS, PRODUCTS, PUTS_TOGETHER, SAME_VALUES, SUMS_OVER_RANKS
-from tpcompile.numerics.traced import Value
+from tpcompile.numerics.trace import Value
 
 
 @dataclass(frozen=True)

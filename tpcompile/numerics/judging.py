@@ -22,7 +22,7 @@ from tpcompile.numerics.judged import (
     times,
 )
 from tpcompile.numerics.op_names import COLLECTIVES, NO_VALUES, PUTS_TOGETHER, SAME_VALUES, TAKES_APART, may_move
-from tpcompile.numerics.traced import Value
+from tpcompile.numerics.trace import Value
 
 
 def all_judged(

@@ -30,7 +30,7 @@ from tpcompile.numerics.op_names import (
     SUMS_OVER_RANKS,
     TAKES_APART,
 )
-from tpcompile.numerics.traced import Value
+from tpcompile.numerics.trace import Value
 
 Fields = dict[str, Any]
 """Fields of a WrongOp."""

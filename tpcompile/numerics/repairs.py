@@ -12,7 +12,7 @@ from torch import Tensor
 from tpcompile.evidence.records import MistakeKind
 from tpcompile.numerics.judged import LOOKUPS
 from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES, STATISTICS, SUMS_OVER_RANKS
-from tpcompile.numerics.traced import Value
+from tpcompile.numerics.trace import Value
 
 _LIKELY = STATISTICS | MASKS | LOOKUPS | {"aten.sum", "aten.arange"}
 """Ops whose result is often one rank's part of what it is used for: tried first."""

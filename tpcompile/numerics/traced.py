@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -21,10 +21,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
 from tpcompile.numerics.callers import caller, callers, follows_run
-from tpcompile.numerics.fingerprints import Fingerprint, Part, Shape, Summary, fingerprint, summary
+from tpcompile.numerics.fingerprints import Part, Summary, fingerprint, summary
 from tpcompile.numerics.op_names import IN_SOME_RUNS
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Cut
+from tpcompile.numerics.trace import Axis, Change, Trace, Value
 from tpcompile.torch_api.dispatch import (
     AsyncCollectiveTensor,
     TorchDispatchMode,
@@ -49,58 +50,6 @@ _ON_LISTS = ("aten._foreach_", "aten._fused_adam", "aten._fused_sgd", "aten._fus
 """Ops of optimizers: the first result is made of the first tensors of all lists."""
 
 
-@dataclass(frozen=True)
-class Value:
-    """The result of one op, or a tensor that the run was given."""
-
-    name: str
-    """The op, or the parameter or buffer; `an input` for others."""
-    shape: Shape
-    tensor: Fingerprint | None
-    """None for the result of a collective that was not there yet."""
-    parts: tuple[Part, ...]
-    """A rank's equal parts of it, along each dim."""
-    line: UserLine | None
-    """Line of the op, in a backward pass that of its forward op; for a tensor that was given, of its first use."""
-    sources: tuple[int, ...] = ()
-    """Places of what the op was given."""
-    moments: Fingerprint = ()
-    """Norm, sum and maximum, which do not depend on the order; the value alone of a tensor with one element."""
-    unit: float = 0.0
-    """The largest unit in the last place, relative, of the dtypes that it was made in: autocast rounds on the way."""
-    is_float: bool = True
-    is_given: bool = False
-    module: str = ""
-    """Name of the innermost module that ran the op."""
-    forward: int | None = None
-    """Place of the op whose gradient it makes in a backward pass, where that is known."""
-    in_backward: bool = False
-    callers: tuple[UserLine, ...] = ()
-    """Lines of the user's that called this one, innermost first."""
-    is_late: bool = False
-    """Its numbers, those of a collective, were there only when an op waited for them."""
-    node: int | None = None
-    """Number of its autograd node in a forward pass; an op without a gradient has that of the op before."""
-    numbers: tuple[float, ...] = ()
-    """Python numbers that the op was given."""
-
-    @property
-    def shown(self) -> float | None:
-        """The norm; the value of a tensor with one element."""
-        return self.moments[0] if self.moments else None
-
-
-@dataclass
-class Trace:
-    """Values in the order in which they were made."""
-
-    values: list[Value] = field(default_factory=list)
-    outputs: dict[str, list[int]] = field(default_factory=dict)
-    """Name of a module -> the values that it returned last."""
-    results: dict[str, int] = field(default_factory=dict)
-    """Name of a tensor that the call returned -> its value."""
-
-
 def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: int = 1) -> Trace:
     """Run the module in eager, without gradients; `parts` are those of the ranks of `size`."""
 
@@ -112,23 +61,8 @@ def traced(module: nn.Module, inputs: tuple[Any, ...], *, rank: int = 0, size: i
     return traced_call(call, module, size=size)
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis of the mesh, other than the one whose ranks are compared."""
-
-    size: int
-    at: int
-    """The place of this rank along it."""
-
-
 LineOf = Callable[[str, FrameType], UserLine]
 """Op and the frame that runs it -> its line."""
-Change = Callable[[int, Tensor], Tensor]
-"""Number of an op among those that all runs of a program have, and its first result -> what it returns in its stead.
-
-Of a forward pass, and of ops that write into nothing. The place of an op is not equal in every run: autograd copies now
-and then.
-"""
 
 
 def _innermost(_name: str, frame: FrameType) -> UserLine:

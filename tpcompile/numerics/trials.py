@@ -25,7 +25,7 @@ from tpcompile.numerics.attached import Cut, attached, cuts_of
 from tpcompile.numerics.judged import Known, allowed_for, kept_places, of_gradients
 from tpcompile.numerics.recut import Recut, first_use
 from tpcompile.numerics.repairs import REPAIRS, Repair, is_likely
-from tpcompile.numerics.traced import Change, Trace, Value
+from tpcompile.numerics.trace import Change, Trace, Value
 
 _MOST = 32
 """Repairs that are tried at most."""

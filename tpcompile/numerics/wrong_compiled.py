@@ -29,7 +29,8 @@ from tpcompile.fusion.recorder import FusionRecorder
 from tpcompile.numerics import repro
 from tpcompile.numerics.beside_eager import Comparison, WrongGraph, first_difference, short
 from tpcompile.numerics.smallest import Part, Search
-from tpcompile.numerics.traced import Value, traced_call
+from tpcompile.numerics.trace import Value
+from tpcompile.numerics.traced import traced_call
 from tpcompile.torch_api import comparing
 from tpcompile.torch_api.comparing import Graph
 

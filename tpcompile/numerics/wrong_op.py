@@ -40,7 +40,8 @@ from tpcompile.numerics.op_names import may_move
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.recut import recut_as, recuts_of
 from tpcompile.numerics.rows import Cut, Rows, all_rows, unequal_cuts
-from tpcompile.numerics.traced import Axis, Change, Trace, Value, traced, traced_call
+from tpcompile.numerics.trace import Axis, Change, Trace, Value
+from tpcompile.numerics.traced import traced, traced_call
 from tpcompile.numerics.trials import Trials
 from tpcompile.torch_api.dispatch import local_part
 

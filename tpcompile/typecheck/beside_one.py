@@ -19,7 +19,8 @@ from tpcompile.numerics.judged import LOOKUPS, Judged, Known, Total, as_text, su
 from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.op_names import COLLECTIVES, MASKS, SAME_VALUES
 from tpcompile.numerics.rows import Rows, unequal_cuts
-from tpcompile.numerics.traced import Trace, Value, traced_call
+from tpcompile.numerics.trace import Trace, Value
+from tpcompile.numerics.traced import traced_call
 from tpcompile.numerics.wrong_op import first_wrong_op, tolerance_of
 from tpcompile.torch_api.watching import frames_from
 from tpcompile.typecheck.assembly import WHOLE, possible

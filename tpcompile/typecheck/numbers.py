@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tpcompile.numerics.traced import Trace
+from tpcompile.numerics.trace import Trace
 from tpcompile.ranks.children import as_they_end
 from tpcompile.typecheck.assembly import possible
 from tpcompile.typecheck.beside_one import Expected, judged_beside, traced_run
