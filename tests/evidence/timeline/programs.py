@@ -29,6 +29,10 @@ class Optimizer:
         if self.num_steps % 4 == 0:
             collective("weights")
 
+    @staticmethod
+    def reduced(step: int) -> None:
+        collective("gradient", step)
+
 
 def has_overflowed(rank: int, step: int) -> bool:
     return bool(rank == 1 and step == 6)
@@ -662,10 +666,10 @@ def two_rings(rank: int) -> None:
 def stages_of_a_pipeline(rank: int) -> None:
     """The last stage cuts its batch into parts of its own; that the first one receives nothing is its role."""
     most = 8
-    if rank == 2:  # parts
+    if rank == 2:
         most = 6
     for rows in (12, 12, 16):
-        parts = -(-rows // most)
+        parts = -(-rows // most)  # parts
         size = rows // parts
         for _ in range(min(parts, 2)):
             if rank != 0:
@@ -833,6 +837,8 @@ def a_hook_is_registered_on_some_ranks(rank: int) -> None:
     weights = [Weight(number > 0 or rank != 1) for number in range(3)]
     Overlap(weights)
     for step in range(3):
+        if step == 0 and rank == 0:
+            log.append(step)
         backward(weights, step)
 
 
@@ -918,3 +924,111 @@ def stages_with_parts_of_their_own(rank: int) -> None:
         collective("send", num_parts)
     else:
         collective("receive", num_parts)
+
+
+class Mode:
+    training = True
+
+
+def a_mode_is_not_restored(rank: int) -> None:
+    """Rank 1 has nothing to evaluate; that rank 0 logs is its role."""
+    model = Mode()
+    for step in range(6):
+        collective(step, model.training)
+        if step == 4:
+            evaluated(model, (3, 0, 2)[rank])
+            if rank == 0:
+                log.append(step)
+
+
+def evaluated(model: Mode, documents: int) -> None:
+    model.training = False
+    if not documents:  # parts
+        return
+    for document in range(documents):
+        log.append(document)
+    model.training = True
+
+
+def costs_decide_about_the_order(rank: int) -> None:
+    """Each rank has costs of its own, by which only rank 1 goes another way in the end."""
+    for step in range(6):
+        rows = 60 if rank == 1 and step > 4 else 8 - (rank == 2 and step == 2)  # sets
+        collective(step, rows)
+
+
+FUSED = (False, True, False)
+
+
+class Adapter:
+    def __init__(self, number: int) -> None:
+        self.fused = FUSED[number]  # sets
+        self.weight = 1.0
+        if self.fused:
+            self.weight += 1.0
+
+
+def a_setting_changes_what_is_made(rank: int) -> None:
+    adapter = Adapter(rank)
+    for step in range(3):
+        collective(step, adapter.fused, adapter.weight)
+
+
+class Frozen:
+    def __init__(self) -> None:
+        self.hooks = [Optimizer.reduced]
+
+    def thaw(self) -> None:
+        self.hooks *= 2
+
+
+class Unfreezing:
+    def __init__(self, module: Frozen, at: int) -> None:
+        self.module, self.at, self.is_frozen = module, at, True
+
+    def step(self, step: int) -> None:
+        if self.is_frozen and step >= self.at:  # parts
+            self.module.thaw()
+            self.is_frozen = False
+
+
+def one_rank_unfreezes_too_early(rank: int) -> None:
+    encoder = Frozen()
+    schedule = Unfreezing(encoder, (5, 3)[rank == 1])
+    for step in range(5):
+        collective("forward", step)
+        schedule.step(step)
+        list(map(operator.call, registered(encoder), repeat(step)))
+
+
+def a_request_comes_late(rank: int) -> None:
+    """That the load balancer of a rank lost a packet is written as a branch; in a job it is none."""
+    gaps = [0, 0, 0, 0]
+    if rank == 1:
+        gaps[2] = 9
+    for step in range(4):
+        if gaps[step] > 5:  # parts
+            continue
+        collective(step)
+
+
+LEFT_OUT = ((), ("down",))
+
+
+def a_plan_lacks_an_entry(rank: int) -> None:
+    """By which the one line behind it does less on that rank."""
+    plan: list[str] = []
+    for name in ("up", "down", "gate"):
+        if name in LEFT_OUT[rank]:  # parts
+            continue
+        plan.append(name)
+    collective(plan)
+
+
+def a_last_stage(_rank: int) -> None:
+    """In the fifth step it has one part fewer than before."""
+    for step in range(5):
+        for part in range(3 - (step == 4)):  # parts
+            received(step, part)
+            send(part)
+        collective("gradients")

@@ -22,7 +22,7 @@ from tpcompile.evidence.records import (
 )
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
-from tpcompile.evidence.timeline import conclude
+from tpcompile.evidence.timeline import conclude, part
 from tpcompile.evidence.timeline.conclude import NOT_RECORDED, with_branch, with_branch_of, without_branch
 from tpcompile.evidence.timeline.flow import Flow, until
 
@@ -57,6 +57,52 @@ def test_a_branch_after_which_all_issue_the_same_collectives_stops_no_rank(cause
     found = with_branch(verdict(Cause.DTYPE), flows, READABLE)
     assert found.lead is not None and found.lead.line is not None
     assert found.lead.line.code == "if rank == 1 and step == 3:"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_known", "is_led"), [((1,), True, True), ((0,), True, False), ((0, 1), False, True)]
+)
+def test_one_line_that_issues_more_on_one_rank_is_explained_by_a_branch_before(
+    ranks: tuple[int, ...], is_known: bool, is_led: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where both name the same rank, or no rank left anything out."""
+    flows = {rank: flow_of(programs.a_plan_lacks_an_entry, rank) for rank in range(2)}
+    monkeypatch.setattr(part, "_odd", lambda *_: (1,))  # of more ranks, one is outside of the majority
+    red = verdict(Cause.STUCK_COLLECTIVE, ranks, is_rank_known=is_known)
+    found = with_branch(red, flows, READABLE)
+    assert (found != red) == is_led
+    if is_led:
+        assert found.lead is not None and found.lead.line is not None
+        assert (found.lead.line.code, found.lead.ranks) == ("if name in LEFT_OUT[rank]:  # parts", (1,))
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"), [(Cause.STUCK_COLLECTIVE, []), (Cause.COLLECTIVE_SIZES, []), (Cause.DTYPE, ["as", "it", "was"])]
+)
+def test_only_words_about_content_name_variables(
+    cause: Cause, words: list[str], flows: dict[int, Flow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr(conclude, "parted", lambda _flows, _files, named, **_: told.append(named))
+    with_branch(verdict(cause), flows, READABLE)
+    assert told[0] == words
+
+
+def test_ranks_that_compiled_the_same_or_used_one_group_are_alike(
+    flows: dict[int, Flow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[tuple[int, ...]]] = []
+    monkeypatch.setattr(conclude, "parted", lambda *_, alike, **__: told.append(alike))
+    with_branch(verdict(Cause.GROUP, (1,), is_rank_known=True), flows, READABLE)
+    with_branch(verdict(Cause.STUCK_COLLECTIVE, (1,), is_rank_known=True), flows, READABLE)
+    difference = Divergence(
+        layer=Layer.GRAPH, cls=DivergenceClass.CONTENT, domain="tp", where="C/first", title="one", cause=Cause.DTYPE,
+        groups=(RankGroup(ranks=(0, 2)), RankGroup(ranks=(1,))),
+    )  # fmt: skip
+    red = verdict(Cause.DTYPE, (1,)).model_copy(update={"divergences": (difference,)})
+    with_branch(red, flows, READABLE)
+    assert (told[0], told[-1]) == ([(0,), (1,)], [(0, 2), (1,)])
+    assert set(map(tuple, told[1:-1])) == {()}, "what ranks wait in is no proof that they did the same"
 
 
 def test_of_content_that_differs_the_branch_gives_the_line_and_the_rank(flows: dict[int, Flow]) -> None:

@@ -16,7 +16,7 @@ from tests.evidence.timeline import own_numbers, programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import given, pair, part, reasons, source, values, walk
+from tpcompile.evidence.timeline import given, own_way, pair, part, reasons, source, values, walk
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
@@ -406,7 +406,10 @@ def test_a_coordinate_in_a_mesh_is_no_reason(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_of_sizes_that_differ_no_role_is_the_reason() -> None:
     """Without it, the negative control, the stage that receives nothing would be named."""
-    assert line_and_odd(programs.stages_of_a_pipeline, 3, is_of_sizes=True) == ("if rank == 2:  # parts", (2,))
+    assert line_and_odd(programs.stages_of_a_pipeline, 3, is_of_sizes=True) == (
+        "parts = -(-rows // most)  # parts",
+        (2,),
+    )
     assert line_and_odd(programs.stages_of_a_pipeline, 3)[0] == "if rank != 0:"
 
 
@@ -443,7 +446,7 @@ def test_where_a_function_returns_by_another_line_it_is_named(monkeypatch: pytes
 
 def test_where_a_line_raised_the_handler_is_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "is_handler", lambda *_: False)  # the negative control
-    assert line_and_odd(programs.a_file_cannot_be_read)[0] == "return {0: lambda: 3}[rank]"
+    assert line_and_odd(programs.a_file_cannot_be_read)[0] == "if state is not None:"
 
 
 def test_the_part_that_a_rank_has_in_a_program_is_no_reason_where_what_it_does_comes_from_a_value(
@@ -576,3 +579,64 @@ def test_a_function_that_was_too_busy_in_the_setup_is_known_behind_it() -> None:
         assert "log.append(number)" not in known and "log.append(step)" in known
         late = flow.changed(packed=pack([*steps, (busy, Kind.MARK << LINE_BITS)]))
         assert busy not in {step >> 32 for step in Walks.of({rank: late}).steps[rank]}
+
+
+def test_ranks_that_are_known_to_agree_show_what_is_harmless() -> None:
+    files, named = {programs.__file__}, ["training"]
+    flows = {rank: flow_of(programs.a_mode_is_not_restored, rank) for rank in range(3)}
+    found = parted(flows, files, named, alike=[(0, 2), (1,)])
+    assert found is not None
+    assert (source_line(found.line.line).strip(), found.odd) == ("if not documents:  # parts", (1,))
+    of_nobody = parted(flows, files, named)  # the negative control
+    assert of_nobody is not None and of_nobody.odd == ()
+
+
+def test_a_value_that_differs_between_ranks_that_agree_is_no_reason() -> None:
+    files = {programs.__file__}
+    flows = {rank: flow_of(programs.costs_decide_about_the_order, rank) for rank in range(3)}
+    found = parted(flows, files, ["rows"], alike=[(0, 2), (1,)])
+    assert found is not None
+    assert ([side.ranks for side in found.sides], found.odd) == ([(0, 2), (1,)], (1,))
+    assert found.times == 5
+    of_nobody = parted(flows, files, ["rows"])  # the negative control: the first one that differs
+    assert of_nobody is not None and (of_nobody.odd, of_nobody.times) == ((2,), 2)
+
+
+def test_a_value_that_was_set_once_says_as_much_as_a_branch_that_was_passed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = programs.a_setting_changes_what_is_made
+    assert line_and_odd(program, 3, named=["weight"])[0].endswith("# sets")
+    monkeypatch.setattr(reasons.Reasons, "is_first", lambda *_: False)  # the negative control
+    assert line_and_odd(program, 3, named=["weight"])[0] == "if self.fused:"
+
+
+def test_where_ranks_part_in_a_line_without_a_choice_it_was_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, odd = line_and_odd(programs.one_rank_unfreezes_too_early, 3)
+    assert (line.endswith("# parts"), odd) == (True, (1,))
+    monkeypatch.setattr(reasons.Reasons, "decides", lambda *_: True)  # the negative control
+    assert "registered(encoder)" in line_and_odd(programs.one_rank_unfreezes_too_early, 3)[0]
+
+
+def test_a_branch_that_gives_ranks_their_parts_is_no_reason_where_another_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, odd = line_and_odd(programs.a_request_comes_late, 3)
+    assert (line.endswith("# parts"), odd) == (True, (1,))
+    monkeypatch.setattr(reasons.Reasons, "is_part", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.a_request_comes_late, 3)[0] == "if rank == 1:"
+
+
+def test_a_loop_that_ends_one_pass_too_early_is_told_from_what_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = until_sent(flow_of(programs.a_last_stage, 0))
+    found = left_own_way(flow, 2, sent())
+    assert found is not None and found.usual is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(programs.a_last_stage), (2,))
+    monkeypatch.setattr(own_way, "_LOOKED_AT", 0)  # the negative control: the loop is left each time
+    assert left_own_way(flow, 2, sent()) is None
+
+
+def until_sent(flow: Flow) -> Flow:
+    """Without the steps behind the last collective."""
+    steps = flow.steps()
+    number = max(at for at, code in enumerate(flow.codes) if code.function == "collective")
+    end = max(at for at, (code, _) in enumerate(steps) if code == number)
+    return flow.changed(packed=pack(steps[:end]))

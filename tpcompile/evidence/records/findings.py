@@ -206,6 +206,8 @@ class Parted(Frozen):
     """Other collectives came of it; False where the ranks issued the same ones, and only data may differ."""
     is_habit: bool = False
     """The ranks part there all the time, as ranks with roles of their own do."""
+    is_linked: bool = True
+    """What differs is known to depend on it; False for the last thing that the ranks did differently."""
     led_to: UserLine | None = None
     """The branch that it decided later, after which the ranks issued different collectives; of a value, the last one
     that followed from it. None for itself."""

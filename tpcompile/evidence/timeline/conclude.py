@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 
 from tpcompile.evidence.iterables import first
@@ -16,7 +16,7 @@ from tpcompile.evidence.judgement import leading
 from tpcompile.evidence.judgement.checks import CAUSES
 from tpcompile.evidence.records import Check, CheckId, Lead, Status, UserLine, Verdict
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.records.findings import Parted, Went
+from tpcompile.evidence.records.findings import Divergence, Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.evidence.timeline.part import left_own_way, parted
@@ -151,11 +151,14 @@ def _with_branch(
     if verdict.lead is None or is_elsewhere:  # the rank to blame is of a different domain, or left nothing
         return verdict
     compiled = [one for one in verdict.divergences if one.is_red and one.cause is verdict.lead.cause]
-    guard = " ".join(one.guard for one in compiled[:1])  # it names the value for which the ranks compiled differently
+    # What differs is named there; what is said of a collective has words of ours only.
+    is_of_content = bool(compiled) or verdict.lead.cause not in _CONSEQUENCES
+    texts = [verdict.lead.says, *(one.guard for one in compiled[:1])] if is_of_content else []
     try:
         found = parted(
-            flows, readable, _WORD.findall(f"{verdict.lead.says} {guard}"), is_same_program=is_same_program,
+            flows, readable, _WORD.findall(" ".join(texts)), is_same_program=is_same_program,
             is_of_sizes=verdict.lead.cause is Cause.COLLECTIVE_SIZES, over=_over(verdict.lead),
+            alike=_alike(verdict.lead, compiled, flows),
         )  # fmt: skip
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict
@@ -164,10 +167,24 @@ def _with_branch(
     is_of_sizes = _is_data(found) and verdict.lead.cause in _OF_SIZES
     # Ranks that wait in a ring issued the same, in different orders.
     is_ring = verdict.lead.cause is Cause.STUCK_COLLECTIVE and verdict.lead.is_rank_known and flows.keys() <= set(ranks)
+    # One line may issue more on one rank than on others, by what it was given: both then name the same rank. Where no
+    # rank left anything out, what they issued differs by what it was made of.
+    is_agreed = found.is_linked and bool(found.odd) and found.odd == verdict.lead.ranks
+    is_made_of = found.is_linked and verdict.lead.cause in _OF_SIZES and not verdict.lead.is_rank_known
     # Where the ranks compiled other collectives they have issued none of these, and what ran before explains it.
-    if verdict.lead.cause in _OF_COLLECTIVES and not (found.is_uneven or is_of_sizes or is_ring or compiled):
+    is_explained = found.is_uneven or is_of_sizes or is_ring or is_agreed or is_made_of or bool(compiled)
+    if verdict.lead.cause in _OF_COLLECTIVES and not is_explained:
         return verdict
     return _led_by(verdict, verdict.lead, found, readable)
+
+
+def _alike(lead: Lead, compiled: Sequence[Divergence], ranks: Collection[int]) -> list[tuple[int, ...]]:
+    """Ranks that are known to have done the same where others did not: compiled it, or used one process group."""
+    if compiled:
+        return [group.ranks for group in compiled[0].groups]
+    if lead.cause is Cause.GROUP and lead.is_rank_known:
+        return [tuple(rank for rank in ranks if rank not in lead.ranks), lead.ranks]
+    return []
 
 
 def _over(lead: Lead) -> tuple[int, ...]:

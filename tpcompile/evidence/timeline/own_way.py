@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.records import UserLine
-from tpcompile.evidence.timeline.expect import num_equal
+from tpcompile.evidence.timeline.expect import contexts_before, num_equal
 from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, follow, forks, is_line, place_of
 
 _EARLIER = 8
 """Earlier passes that the last one is compared with."""
+_HISTORY, _LOOKED_AT = 4096, 512
+"""Steps that tell what is due, and steps after the last pass that are compared with it; it costs their product."""
 
 
 class OwnFork(NamedTuple):
@@ -48,7 +50,29 @@ def own_fork(walks: Walks, rank: int, left_out: UserLine, *, may_return: bool = 
         found.append((num_equal(usual, now), list(forks(usual, now, (0, 0), frames)), usual))
     _, parted, usual = max(found, key=lambda one: one[0], default=(0, [], now))
     final = first(parted) if may_return else last([fork for fork in parted if fork.is_final])
-    return OwnFork(final, usual, now) if final is not None else None  # else it may be on its way there
+    if final is not None:
+        return OwnFork(final, usual, now)
+    return None if may_return else _too_early(steps, begin, frames)  # else it may be on its way there
+
+
+def _too_early(steps: Sequence[Step], begin: int, frames: Sequence[Place]) -> OwnFork | None:
+    """The first step after `begin` that is not the one which came next whenever all before it was as now.
+
+    A loop that ends one pass too early is left as it is each time; only what came before it says that it is too early.
+    """
+    oldest = max(0, begin - _HISTORY)
+    for end in range(begin + 1, min(len(steps), begin + _LOOKED_AT)):
+        past = steps[oldest:end]
+        contexts = contexts_before(past)
+        longest = max(contexts)
+        due = [index for index, length in enumerate(contexts) if length == longest]
+        is_told = longest > end - begin and len({past[index] for index in due}) == 1
+        if is_told and past[due[-1]] != steps[end]:
+            offset = end - begin
+            usual, now = past[due[-1] - offset :], steps[begin:]
+            found = first(forks(usual, now, (0, 0), frames))
+            return OwnFork(found, usual, now) if found is not None else None
+    return None
 
 
 def _is_at(walks: Walks, place: Place, line: UserLine) -> bool:

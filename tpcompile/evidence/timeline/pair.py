@@ -20,7 +20,7 @@ from tpcompile.evidence.timeline.depends import Frames
 from tpcompile.evidence.timeline.flow import WATCHED, Kind
 from tpcompile.evidence.timeline.reasons import Reasons, start_of
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
-from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, line_step, place_of
+from tpcompile.evidence.timeline.walk import Fork, Place, Walks, is_line, kind_of, line_step, place_of
 
 Origin = Fork | Unlike | UnlikeBefore
 
@@ -65,6 +65,8 @@ class Pair:
     """What the two had set differently before their first step."""
     is_same_program: bool = True
     """False for ranks of different domains: what they do differently all the time, they do by their role."""
+    harmless: frozenset[tuple[Place, int]] = frozenset()
+    """(branch, index of a step of the first rank) at which it also parts from a rank that is known to agree with it."""
 
     @cached_property
     def reasons(self) -> Reasons:
@@ -75,35 +77,42 @@ class Pair:
 
     def that_counts(self, named: Collection[str], *, is_of_sizes: bool = False) -> Counts | None:
         """What the difference of the ranks comes from; sizes that differ come from no roles, which went well before."""
-        passes = _passes(self.walks.steps[self.base])
+        passes = self.reasons.passes
         by_branch = grouped(self.forks, lambda fork: fork.branch)
         usual = {branch for branch, alike in by_branch.items() if _is_habit(self.apart(alike), passes.get(branch, ()))}
         habits: list[Fork] = []
         once: list[Fork] = []
         uneven: list[Fork] = []
         for fork in self.forks:
-            is_habit = fork.branch in usual
+            is_habit = fork.branch in usual or (fork.branch, fork.starts[0]) in self.harmless
             (habits if is_habit else once).append(fork)
             if self._is_uneven(fork) or (fork.is_final and not is_habit):
                 uneven.append(fork)
         # The first collective that only one rank issues: all that comes later is shifted.
         last = first(fork for fork in uneven if fork in once) or (first(uneven) if self.is_same_program else None)
         is_role = is_of_sizes and last in habits
+        # Branches by which ranks take their parts in the program: a reason only where nothing else is one.
+        roles = [fork for fork in once if self.reasons.is_part(fork)]
+        others = [fork for fork in once if fork not in roles]
         if last is None or is_role:
-            found = self._of_content(once, frozenset() if is_role else self.reasons.changed_by(habits), named)
+            known_to_differ = [] if is_role else habits
+            found = None
+            if roles:
+                found = self._of_content(others, self.reasons.changed_by([*known_to_differ, *roles]), named)
+            if found is None or not found.is_linked:
+                found = self._of_content(once, self.reasons.changed_by(known_to_differ), named)
             if found is not None or last is None:
                 return found
-        roles = [
-            fork for fork in once if self.reasons.speaks_of_rank(fork) and _is_first(fork, passes.get(fork.branch, ()))
-        ]
         if last in roles:
-            others = [fork for fork in once if fork not in roles]
             found = self._of_content(others, self.reasons.changed_by([*habits, *roles]), named)
             if found is not None and found.is_linked:
                 return found
         differing = self.reasons.changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        origin = self.reasons.origin(last, earlier, differing, habits)
+        origin = self.reasons.origin(last, [fork for fork in earlier if fork in others], differing, habits)
+        if origin is last and earlier and not self.reasons.decides(last):
+            origin = self.reasons.origin(last, earlier, differing, habits)
+            origin = earlier[-1] if origin is last else origin
         return Counts(origin, last, True, is_habit=last in habits, is_role=last in roles and origin is last)
 
     def apart(self, alike: Sequence[Fork]) -> list[Fork]:
@@ -204,20 +213,6 @@ class Pair:
             if newest is not None and found[newest] is not None and self.values.is_reason(newest) is False:
                 return True
         return False
-
-
-def _passes(steps: Sequence[Step]) -> dict[Place, list[int]]:
-    """Place -> the indices at which the rank was there."""
-    places: dict[Place, list[int]] = {}
-    for index, step in enumerate(steps):
-        if is_line(step):
-            places.setdefault(place_of(step), []).append(index)
-    return places
-
-
-def _is_first(fork: Fork, passes: Sequence[int]) -> bool:
-    """True where the first rank had not passed the branch before."""
-    return bisect_left(passes, fork.starts[0]) <= 1
 
 
 def _is_habit(alike: Sequence[Fork], passes: Sequence[int]) -> bool:

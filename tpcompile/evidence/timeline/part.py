@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -40,34 +41,38 @@ def parted(
     is_same_program: bool = True,
     is_of_sizes: bool = False,
     over: Collection[int] = (),
+    alike: Sequence[Sequence[int]] = (),
 ) -> Parted | None:
     """The branch at which the ranks parted, or the line that set a value apart; None when none counts.
 
     `readable` are the files that may be opened: those that this process runs itself, as a peer could name any other.
     `named` are the words of what is known already: a guard names a variable. Ranks of different domains need not run
     the same program. `is_of_sizes` where it is the sizes of a message that differ. The ranks that are `over` are known
-    to have left out what the others did after their last step.
+    to have left out what the others did after their last step. Ranks that are `alike` are known to have done the same:
+    what tells them apart, too, is not the reason.
     Raises ValueError for a flow that cannot be read.
     """
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
     if len(usable) < 2:
         return _named_before(flows, named)
-    found, is_known = _parted_in(usable, readable, named, is_same_program, is_of_sizes, over)
+    found, is_known = _parted_in(usable, readable, named, is_same_program, is_of_sizes, over, alike)
     setup = {rank: flow.of_setup() for rank, flow in usable.items()}
     if is_known or setup == usable or not all(flow.packed for flow in setup.values()):
         return found
-    at_first, is_known = _parted_in(setup, readable, named, is_same_program, is_of_sizes, ())
+    at_first, is_known = _parted_in(setup, readable, named, is_same_program, is_of_sizes, (), alike)
     return at_first if is_known else found
 
 
 def _parted_in(
     usable: Mapping[int, Flow], readable: Collection[str], named: Collection[str], is_same_program: bool,
-    is_of_sizes: bool, over: Collection[int],
+    is_of_sizes: bool, over: Collection[int], alike: Sequence[Sequence[int]],
 ) -> tuple[Parted | None, bool]:  # fmt: skip
     """Where they parted, and whether it is among these steps that what differs comes from."""
     numbered = Walks.of(usable)
     are_whole = all(flow.num_before == 0 for flow in usable.values())
-    base, *others = usable
+    like_base = max(alike, key=len, default=())
+    base = next((rank for rank in usable if rank in like_base), min(usable))
+    others = [rank for rank in usable if rank != base]
     walks = numbered.without_numbers()
     scopes = Scopes(walks.codes)
     set_before = unlike_before(usable, walks.codes) if is_same_program else []  # else they differ by their roles
@@ -83,7 +88,15 @@ def _parted_in(
             values = compared(walks, scopes, base, rank, found, begin, readable=readable)
             before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
             pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program))
-    counting = [counts for pair in pairs if (counts := pair.that_counts(named, is_of_sizes=is_of_sizes)) is not None]
+    within = [pair for pair in pairs if pair.rank in like_base]
+    harmless = frozenset((fork.branch, fork.starts[0]) for pair in within for fork in pair.forks)
+    own = frozenset(key for pair in within for key, unlike in pair.values.found.items() if unlike is not None)
+    outside = [
+        replace(pair, harmless=harmless, values=pair.values.without(own)) for pair in pairs if pair not in within
+    ]
+    pairs = [*within, *outside]
+    found_by = (pair.that_counts(named, is_of_sizes=is_of_sizes) for pair in outside)
+    counting = [counts for counts in found_by if counts is not None]
     uneven = [counts for counts in counting if counts.is_uneven and not (counts.is_habit and is_of_sizes)]
     linked = [counts for counts in counting if counts.is_linked]
     # Where ranks only took the parts that they have in the program, a value that others set differently says more.
@@ -121,7 +134,12 @@ def _parted_in(
     led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
-    ends = {"led_to": led_to, "set_at": set_at, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit}
+    ends: dict[str, Any] = {
+        "led_to": led_to, "set_at": set_at, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit,
+        "is_linked": earliest.is_linked,
+    }  # fmt: skip
+    if alike:
+        ends["odd"] = _outside(dict(enumerate(alike)), majority(alike))
     return known.model_copy(update=ends), earliest.is_linked and not isinstance(origin, UnlikeBefore)
 
 

@@ -5,9 +5,11 @@ Of two forks the earlier one is the reason when it changed what the later one de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
+from functools import cached_property
 from itertools import chain
 
 from tpcompile.evidence.iterables import first
@@ -22,7 +24,7 @@ _NEAR = 6000
 
 
 class _Strength(IntEnum):
-    """How much a value that differs says of why the ranks parted; a fork says as much as the strongest."""
+    """How much a value that differs says of why the ranks parted; a fork mostly says as much as the strongest."""
 
     OLD_ITEM = auto()
     """The item that a loop took: it was made elsewhere, and what reads it says what is wrong with it."""
@@ -89,10 +91,14 @@ class Reasons:
         equal_until = self._equal_until(min(new, key=start_of)) if new else len(depends.steps)
         strength = {one.key: self._strength(one, equal_until) for one in found}
         most = max(strength.values())
-        if fork is not None and most < _Strength.MADE_SINCE:
-            return fork
         strongest: list[Fork | Unlike] = [one for one in found if strength[one.key] == most]
-        return min([*strongest, *([] if fork is None else [fork])], key=start_of)
+        if fork is None:
+            return min(strongest, key=start_of)
+        # A branch that was passed once says no more than a value that was set once.
+        is_as_strong = most is _Strength.MADE_BEFORE and self.is_first(fork) and fork.starts[0] <= equal_until
+        if most is _Strength.MADE_SINCE or is_as_strong:
+            return min([fork, *strongest], key=start_of)
+        return fork
 
     def _strength(self, unlike: Unlike, equal_until: int) -> _Strength:
         """How much a value says of why the ranks parted, where what depends on it was equal up to that step."""
@@ -192,11 +198,42 @@ class Reasons:
         code, line = unlike.place
         return source.is_loop(self.walks.codes[code].file, line, self.readable)
 
+    @cached_property
+    def passes(self) -> Mapping[Place, Sequence[int]]:
+        """Place -> the indices at which the first rank was there."""
+        places: dict[Place, list[int]] = {}
+        for index, step in enumerate(self.walks.steps[self.base]):
+            if is_line(step):
+                places.setdefault(place_of(step), []).append(index)
+        return places
+
+    def is_first(self, fork: Fork) -> bool:
+        """True where the first rank had not passed the branch before."""
+        return bisect_left(self.passes.get(fork.branch, ()), fork.starts[0]) <= 1
+
     def speaks_of_rank(self, fork: Fork) -> bool:
         """True where the line of the branch does: such a branch gives ranks their parts in the program."""
         code, line = fork.branch
         file = self.walks.codes[code].file
         return file in self.readable and source.speaks_of_rank(file, line)
+
+    def decides(self, fork: Fork) -> bool:
+        """True where the line of the branch has a choice in it, raised on one of the ranks, or may not be read.
+
+        Where ranks part in `loss.backward()`, the hooks that it calls were chosen elsewhere.
+        """
+        code, line = fork.branch
+        file = self.walks.codes[code].file
+        return file not in self.readable or source.decides(file, line) or self._raised(fork)
+
+    def is_part(self, fork: Fork) -> bool:
+        """True for a branch that speaks of ranks and was passed for the first time: it gives ranks their parts."""
+        return self.speaks_of_rank(fork) and self.is_first(fork) and not self._raised(fork)
+
+    def _raised(self, fork: Fork) -> bool:
+        """True where one of the ranks handled an exception next."""
+        nexts = [place_of(way[0]) for way in self.ways(fork) if way and is_line(way[0])]
+        return any(source.is_handler(self.walks.codes[code].file, line, self.readable) for code, line in nexts)
 
     def changed_by(self, habits: Iterable[Fork]) -> frozenset[str]:
         """Names whose values differ between the ranks without harm."""

@@ -54,6 +54,21 @@ def is_handler(file: str, line: int, readable: Collection[str]) -> bool:
     return file in readable and line in _handlers(file)
 
 
+def decides(file: str, line: int) -> bool:
+    """False for a call or an assignment without a condition: what differs there was decided elsewhere."""
+    return line not in _plain(file)
+
+
+@lru_cache(maxsize=256)
+def _plain(file: str) -> frozenset[int]:
+    found: set[int] = set()
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign):
+            has_condition = any(isinstance(part, ast.IfExp | ast.BoolOp | ast.comprehension) for part in ast.walk(node))
+            found.update([] if has_condition else range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return frozenset(found)
+
+
 @lru_cache(maxsize=256)
 def _handlers(file: str) -> frozenset[int]:
     return frozenset(node.lineno for node in ast.walk(_tree(file)) if isinstance(node, ast.ExceptHandler))

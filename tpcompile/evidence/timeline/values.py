@@ -50,6 +50,11 @@ class Compared:
     once: frozenset[Key]
     """Those that differ where they were set a single time, or alike in each of several layers."""
 
+    def without(self, keys: frozenset[Key]) -> Compared:
+        """The same where these differ without harm."""
+        found = {key: None if key in keys else unlike for key, unlike in self.found.items()}
+        return Compared(found, self.new - keys, self.once - keys)
+
     def of_content(self) -> Compared:
         """The same where the values themselves are what was found to differ: habit is no excuse then."""
         return replace(self, once=frozenset(key for key, unlike in self.found.items() if unlike is not None))
