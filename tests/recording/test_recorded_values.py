@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from tests.recording.test_flow import chosen, recorded
 from tpcompile.evidence.timeline.flow import (
     EXACT,
+    LENGTH,
     LINE_BITS,
     LINE_MASK,
     NEAR,
@@ -34,6 +35,8 @@ def values(flow: Flow, function: str) -> list[tuple[str, int | bytes]]:
     for code, packed in flow.steps():
         if code == number and packed >> LINE_BITS == Kind.VALUE:
             index, value = (packed & LINE_MASK) >> VALUE_BITS, packed & (1 << VALUE_BITS) - 1
+            if index == LENGTH:
+                continue
             if index in (NEAR, OWN):
                 found.append(("near" if index == NEAR else "own", value.to_bytes(3, "little")))
                 continue
@@ -55,6 +58,29 @@ def assigning(width: int, holder: Any) -> Any:
     holder.size = 3
     shape, flags = torch.ones(2, size), (True, None, "a", 0.5, -1, {"a": 1})
     return shape, flags
+
+
+def lengths(flow: Flow, function: str) -> list[int]:
+    """Of the lists and tuples that a function assigned and returned, in order."""
+    (number,) = (number for number, code in enumerate(flow.codes) if code.function.endswith(function))
+    values = [
+        packed & LINE_MASK for code, packed in flow.steps() if (code, packed >> LINE_BITS) == (number, Kind.VALUE)
+    ]
+    return [value & (1 << VALUE_BITS) - 1 for value in values if value >> VALUE_BITS == LENGTH]
+
+
+def collecting(rows: Any) -> Any:
+    kept = [row for row in rows if row]
+    pair = kept[:1], tuple(kept)
+    text = "no list"
+    return {len(text): pair}
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_the_length_of_a_list_is_a_value_of_its_own(name: str) -> None:
+    """Its hash is of what is in it as well, which each rank has of its own."""
+    flow = recorded(lambda _: collecting([[1], [], [2, 3], [4]]), name)
+    assert lengths(flow, "collecting") == [4, 3, 2]
 
 
 @pytest.mark.usefixtures("callbacks")

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from tpcompile.evidence.iterables import last
-from tpcompile.evidence.timeline.flow import OWN
+from tpcompile.evidence.timeline.flow import LENGTH
 
 _MAX_LINES = 4096
 """Lines of one code whose values are recorded; of those behind, only that they were executed is."""
@@ -53,7 +53,7 @@ def assigned(code: CodeType) -> Assigned:
     def spec(name: str, attribute: str | None = None) -> Spec | None:
         text = f"{name}.{attribute}" if attribute else name
         number = numbers.setdefault(text, len(numbers))
-        return (number, name, attribute) if number < OWN else None
+        return (number, name, attribute) if number < LENGTH else None
 
     given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     named = [name for name in given if name not in ("self", "cls") and not name.startswith(".")]
@@ -73,7 +73,7 @@ def assigned(code: CodeType) -> Assigned:
     for at in range(code.co_firstlineno, code.co_firstlineno + max(num_lines, 0)):
         specs = tuple(lines.get(at, ()))
         by_line.append(Line(*bodies.get(at, (0, _ANY)), specs) if specs else None)
-    return Assigned(tuple(numbers)[:OWN], tuple(by_line), tuple(arguments), is_module)
+    return Assigned(tuple(numbers)[:LENGTH], tuple(by_line), tuple(arguments), is_module)
 
 
 def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:

@@ -19,6 +19,7 @@
 #define RETURNED 255u
 #define NEAR 254u                        /* a float, rounded, before the hash of it */
 #define OWN 253u                         /* a value without the numbers of this rank, likewise */
+#define LENGTH 252u                      /* of a list or tuple, likewise */
 #define EXACT (1u << 20)
 #define SEED 0xcbf29ce484222325ull
 #define ITEMS 8                          /* of a container that are read */
@@ -226,6 +227,10 @@ static void append_value(uint64_t ns, uint32_t code, uint32_t number, PyObject *
             uint32_t bits;
             memcpy(&bits, &rounded, sizeof bits);
             append(ns, code, VALUE, NEAR << 21 | ((bits + 0x800u) >> 12 & (EXACT - 1)));
+        }
+        if (PyList_Check(value) || PyTuple_Check(value)) {
+            uint64_t length = (uint64_t)Py_SIZE(value);
+            append(ns, code, VALUE, LENGTH << 21 | (uint32_t)(length < EXACT ? length : EXACT - 1));
         }
         known = (uint32_t)(hash ^ hash >> 20 ^ hash >> 40) & (EXACT - 1);
     }

@@ -26,6 +26,7 @@ from tpcompile.evidence.timeline.flow import (
     ENTRY,
     EXACT,
     HEADER,
+    LENGTH,
     LINE_BITS,
     NEAR,
     OWN,
@@ -148,6 +149,9 @@ class InPython:
             self._append(ns, code, Kind.VALUE, NEAR << VALUE_BITS | near_bits(value))
         if own is not None:
             self._append(ns, code, Kind.VALUE, OWN << VALUE_BITS | own)
+        if known is not None and issubclass(type(value), (list, tuple)):
+            length = list.__len__(value) if issubclass(type(value), list) else tuple.__len__(value)
+            self._append(ns, code, Kind.VALUE, LENGTH << VALUE_BITS | min(length, EXACT - 1))
         if known is not None:
             self._append(ns, code, Kind.VALUE, number << VALUE_BITS | known)
 

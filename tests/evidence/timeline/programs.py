@@ -1032,3 +1032,11 @@ def a_last_stage(_rank: int) -> None:
             received(step, part)
             send(part)
         collective("gradients")
+
+
+def documents_are_filtered(rank: int) -> None:
+    """What is in a batch is a rank's own all the time."""
+    for step in range(6):
+        batch = [f"{rank} {step} {row}" for row in range(4)]
+        chosen = batch[: 3 if rank == 1 and step == 5 else 4]  # sets
+        collective(chosen)

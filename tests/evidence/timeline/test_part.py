@@ -640,3 +640,15 @@ def until_sent(flow: Flow) -> Flow:
     number = max(at for at, code in enumerate(flow.codes) if code.function == "collective")
     end = max(at for at, (code, _) in enumerate(steps) if code == number)
     return flow.changed(packed=pack(steps[:end]))
+
+
+def test_a_list_of_data_that_is_shorter_than_the_others_is_named_by_its_length() -> None:
+    flows = {rank: flow_of(programs.documents_are_filtered, rank) for rank in range(3)}
+    found = parted(flows, {programs.__file__})
+    assert found is not None
+    assert source_line(found.line.line).rstrip().endswith("# sets")
+    assert ([side.value for side in found.sides], found.odd, found.times) == (
+        ["sets len(chosen) = 4", "sets len(chosen) = 3"], (1,), 5,
+    )  # fmt: skip
+    as_before = {rank: flow_of(programs.documents_are_filtered, rank) for rank in (0, 2)}
+    assert parted(as_before, {programs.__file__}) is None, "the negative control: what is in it says nothing"

@@ -64,6 +64,8 @@ NEAR = 254
 """The number of a float, rounded to be shown; the entry with its hash follows."""
 OWN = 253
 """The number of a value without the numbers of its rank in it; the entry with the whole value follows."""
+LENGTH = 252
+"""The number of the length of a list or tuple; the entry with its hash follows."""
 _NEAR_SHIFT = 12
 """Bits of a float32 that are left out."""
 

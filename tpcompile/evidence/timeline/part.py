@@ -15,7 +15,7 @@ from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.expect import contexts_before
-from tpcompile.evidence.timeline.flow import Flow, Kind, texts_of, value_text
+from tpcompile.evidence.timeline.flow import EXACT, Flow, Kind, texts_of, value_text
 from tpcompile.evidence.timeline.given import texts_of_program, values_read
 from tpcompile.evidence.timeline.own_way import own_fork
 from tpcompile.evidence.timeline.pair import Pair
@@ -252,11 +252,20 @@ def _set_text(name: str, value: str, *, is_passed: bool = False) -> str:
     return f"returns {value or 'a value of its own'}"
 
 
+def _says(origin: Unlike, text: str) -> str:
+    """What a rank gave the variable, or how long the list is that it gave it."""
+    is_passed = origin.given_at is not None
+    if not origin.is_length:
+        return _set_text(origin.name, text, is_passed=is_passed)
+    name = f"len({origin.name})" if origin.name else ""
+    return _set_text(name, text if name else f"{text} items", is_passed=is_passed)
+
+
 def _set_beside(origin: Unlike, pairs: Sequence[Pair], texts: Mapping[int, str]) -> dict[int, str]:
     """Value of the origin -> `, name = 'quality'`: what else the line set differently there."""
     told: dict[int, str] = {}
     for pair in pairs:
-        apart = pair.values.found.get(origin.key)
+        apart = pair.values.beside(origin)
         if apart is None:
             continue
         for one in pair.values.found.values():
@@ -274,8 +283,8 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
     values = {base: origin.mine}
     nears = {origin.mine: origin.nears[0]}
     for pair in pairs:
-        if origin.key in pair.values.found:
-            unlike = pair.values.found[origin.key] or origin._replace(theirs=origin.mine, nears=origin.nears[:1] * 2)
+        unlike = pair.values.beside(origin)
+        if unlike is not None:
             values[pair.rank] = unlike.theirs
             nears[unlike.theirs] = unlike.nears[1]
     sides = grouped(values, lambda rank: values[rank])
@@ -284,20 +293,19 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
         for one in walks.values[base]
         if (one.place, one.name) == (origin.place, origin.name) and one.set_at < origin.set_at
     ]
-    always = {one.known for one in earlier}
+    always = {EXACT | (one.length or 0) if origin.is_length else one.known for one in earlier}
     texts = texts_of_program(walks, pairs[0].readable) | texts_of(said)
     beside = _set_beside(origin, pairs, texts)
     # A value that changed before says nothing: each parameter of a loop over them is one that was there before.
     as_before = sides.get(always.pop()) if len(always) == 1 else None
     line = _user_line(walks, *(origin.given_at or origin.place))
-    is_passed = origin.given_at is not None
+    says = {value: _says(origin, value_text(value, texts, nears[value])) for value in sides}
     return Parted(
         line=line,
         times=len(earlier),
         sides=tuple(
-            Went(ranks=tuple(ranks), how="value", line=line, value=f"{says}{beside.get(value, '')}")
+            Went(ranks=tuple(ranks), how="value", line=line, value=f"{says[value]}{beside.get(value, '')}")
             for value, ranks in sides.items()
-            for says in [_set_text(origin.name, value_text(value, texts, nears[value]), is_passed=is_passed)]
         ),
         odd=_outside(sides, majority(sides.values()) or as_before),
     )

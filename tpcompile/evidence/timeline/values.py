@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tpcompile.evidence.iterables import differ, grouped
@@ -34,6 +34,8 @@ class Unlike(NamedTuple):
     """Numbers of the floats that are shown."""
     given_at: Place | None = None
     """Line of the caller, of an argument: what the function was given was made there."""
+    is_length: bool = False
+    """The values are the lengths of lists: what is in them may be a rank's own all the time."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,20 @@ class Compared:
     """
     once: frozenset[Key]
     """Those that differ where they were set a single time, or alike in each of several layers."""
+    lengths: Mapping[Key, Unlike | None] = field(default_factory=dict)
+    """Of lists, likewise."""
+
+    def beside(self, other: Unlike) -> Unlike | None:
+        """What these two ranks have where a value differs between two others; None where that is not known."""
+        known = self.lengths if other.is_length else self.found
+        if other.key not in known:
+            return None
+        return known[other.key] or other._replace(theirs=other.mine, nears=other.nears[:1] * 2)
 
     def without(self, keys: frozenset[Key]) -> Compared:
         """The same where these differ without harm."""
         found = {key: None if key in keys else unlike for key, unlike in self.found.items()}
-        return Compared(found, self.new - keys, self.once - keys)
+        return Compared(found, self.new - keys, self.once - keys, self.lengths)
 
     def of_content(self) -> Compared:
         """The same where the values themselves are what was found to differ: habit is no excuse then."""
@@ -106,6 +117,7 @@ def compared(
     """
     theirs = {(value.set_at, value.name): value for value in walks.values.get(rank, ())}
     found: dict[Key, Unlike | None] = {}
+    lengths: dict[Key, Unlike | None] = {}
     history: dict[tuple[Place, str], list[Key]] = {}
     for value, at in _together(sorted(walks.values.get(base, ())), forks, begin):
         other = theirs.get((at, value.name))
@@ -117,7 +129,21 @@ def compared(
         nears = value.near, other.near
         unlike = Unlike(value.known_at, value.set_at, value.place, value.name, value.known, other.known, key, nears)
         found[key] = None if is_same else unlike
+        if value.length is not None and other.length is not None:
+            of_lists = unlike._replace(mine=EXACT | value.length, theirs=EXACT | other.length, is_length=True)
+            lengths[key] = None if value.length == other.length else of_lists
         history.setdefault((value.place, value.name), []).append(key)
+    new, once = _classified(found, history, walks, base)
+    are_lists = {name: keys for name, keys in history.items() if all(key in lengths for key in keys)}
+    new_lengths, _ = _classified(lengths, are_lists, walks, base)
+    longer = {key: unlike for key, unlike in lengths.items() if unlike is not None and key in new | once | new_lengths}
+    return Compared({**found, **longer}, frozenset(new | new_lengths), frozenset(once), lengths)
+
+
+def _classified(
+    found: Mapping[Key, Unlike | None], history: Mapping[tuple[Place, str], Sequence[Key]], walks: Walks, base: int
+) -> tuple[set[Key], set[Key]]:
+    """The values that differ as never before, and those that were set a single time; see `Compared`."""
     new: set[Key] = set()
     once: set[Key] = set()
     by_name = grouped(found, lambda key: key[1])
@@ -129,7 +155,7 @@ def compared(
             once.update(keys[number] for number in differ)
         elif differ and differ[0] >= min(_EQUAL, len(differ)) and differ[-1] - differ[0] == len(differ) - 1:
             new.update(keys[number] for number in differ)
-    return Compared(found, frozenset(new), frozenset(once))
+    return new, once
 
 
 def _are_own(walks: Walks, value: Value, other: Value) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import (
     EXACT,
+    LENGTH,
     LINE_BITS,
     LINE_MASK,
     NEAR,
@@ -80,6 +81,8 @@ class Value(NamedTuple):
     """A float, see `flow.near_bits`."""
     own: int | None = None
     """The bits of its hash without the numbers of the rank; None where it has none of them."""
+    length: int | None = None
+    """Of a list or tuple."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,7 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
     last: dict[int, int] = {}
     near: int | None = None
     own: int | None = None
+    length: int | None = None
     for code, packed in read:
         if packed >> LINE_BITS != Kind.VALUE:
             if packed >> LINE_BITS in (Kind.LINE, Kind.START):
@@ -190,10 +194,15 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
             if number == OWN:
                 own = known
                 continue
+            if number == LENGTH:
+                length = known
+                continue
             if number < len(names) or number == RETURNED:
                 name = names[number] if number < len(names) else ""
-                values.append(Value(last[code], len(steps), place_of(steps[last[code]]), name, known, near, own))
-            near = own = None
+                values.append(
+                    Value(last[code], len(steps), place_of(steps[last[code]]), name, known, near, own, length)
+                )
+            near = own = length = None
     return steps, values
 
 
