@@ -1040,3 +1040,24 @@ def documents_are_filtered(rank: int) -> None:
         batch = [f"{rank} {step} {row}" for row in range(4)]
         chosen = batch[: 3 if rank == 1 and step == 5 else 4]  # sets
         collective(chosen)
+
+
+class Guard:
+    is_requested = False
+
+    def on_signal(self) -> None:
+        self.is_requested = True
+
+
+def a_signal_comes(rank: int) -> None:
+    """While a line runs that has nothing to do with it."""
+    guard = Guard()
+    waiting = [lambda: None] * 12
+    if rank == 1:
+        waiting[5] = guard.on_signal
+    for step in range(12):
+        list(map(operator.call, waiting[step : step + 1]))
+        collective(step)
+        if guard.is_requested:  # parts
+            break
+    collective("end")

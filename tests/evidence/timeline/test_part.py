@@ -652,3 +652,10 @@ def test_a_list_of_data_that_is_shorter_than_the_others_is_named_by_its_length()
     )  # fmt: skip
     as_before = {rank: flow_of(programs.documents_are_filtered, rank) for rank in (0, 2)}
     assert parted(as_before, {programs.__file__}) is None, "the negative control: what is in it says nothing"
+
+
+def test_what_a_signal_changed_is_named_by_the_branch_that_acts_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, odd = line_and_odd(programs.a_signal_comes, 3)
+    assert (line.endswith("# parts"), odd) == (True, (1,))
+    monkeypatch.setattr(reasons.Reasons, "decides", lambda *_: True)  # the negative control: the line that ran then
+    assert "operator.call" in line_and_odd(programs.a_signal_comes, 3)[0]

@@ -110,9 +110,9 @@ class Pair:
         differing = self.reasons.changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
         origin = self.reasons.origin(last, [fork for fork in earlier if fork in others], differing, habits)
-        if origin is last and earlier and not self.reasons.decides(last):
-            origin = self.reasons.origin(last, earlier, differing, habits)
-            origin = earlier[-1] if origin is last else origin
+        if not self.reasons.decides(origin):
+            with_roles = self.reasons.origin(last, earlier, differing, habits)
+            origin = first(filter(self.reasons.decides, [last, with_roles, *reversed(earlier)])) or last
         return Counts(origin, last, True, is_habit=last in habits, is_role=last in roles and origin is last)
 
     def apart(self, alike: Sequence[Fork]) -> list[Fork]:
