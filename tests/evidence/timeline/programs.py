@@ -1061,3 +1061,40 @@ def a_signal_comes(rank: int) -> None:
         if guard.is_requested:  # parts
             break
     collective("end")
+
+
+STATES = (0, 2, 0)
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def load(self, number: int) -> None:
+        self.count = STATES[number]
+
+    def is_last(self) -> bool:
+        return (self.count + 1) % 4 == 0
+
+
+def a_count_is_resumed(rank: int) -> None:
+    counted = Counted()
+    counted.load(rank)
+    for step in range(2):
+        last = counted.is_last()
+        collective(step, last)
+        counted.count += 1
+
+
+PARTS = (3, 3, 4)
+
+
+def the_last_stage_expects_more(rank: int) -> None:
+    """That stages receive, or send, is their role."""
+    num_parts = PARTS[rank]
+    for part in range(num_parts):  # parts
+        if rank != 0:
+            collective("receive", part)
+        if rank != 2:
+            collective("send", part)
+    collective("end")

@@ -24,7 +24,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import conclude, part
 from tpcompile.evidence.timeline.conclude import NOT_RECORDED, with_branch, with_branch_of, without_branch
-from tpcompile.evidence.timeline.flow import Flow, until
+from tpcompile.evidence.timeline.flow import LINE_BITS, Flow, Kind, pack, until
 
 READABLE = {programs.__file__}
 
@@ -74,6 +74,27 @@ def test_one_line_that_issues_more_on_one_rank_is_explained_by_a_branch_before(
     if is_led:
         assert found.lead is not None and found.lead.line is not None
         assert (found.lead.line.code, found.lead.ranks) == ("if name in LEFT_OUT[rank]:  # parts", (1,))
+
+
+def until_collective(flow: Flow, number: int) -> Flow:
+    """Up to the line that issues it."""
+    steps = flow.steps()
+    code = next(at for at, code in enumerate(flow.codes) if code.function == "collective")
+    starts = [at for at, (each, packed) in enumerate(steps) if each == code and packed >> LINE_BITS == Kind.START]
+    return flow.changed(packed=pack(steps[: starts[number]]))
+
+
+@pytest.mark.parametrize(("number", "ranks", "is_led"), [(7, (1,), True), (7, (2,), False), (9, (1,), False)])
+def test_the_only_thing_that_a_rank_did_differently_since_all_met_explains_what_it_left_out(
+    number: int, ranks: tuple[int, ...], is_led: bool
+) -> None:
+    """Not of another rank, and not what it did before they met."""
+    whole = {rank: flow_of(programs.one_rank_reads_again_once, rank) for rank in range(3)}
+    flows = {rank: until_collective(flow, number) for rank, flow in whole.items()}
+    red = verdict(Cause.STUCK_COLLECTIVE, ranks, is_rank_known=True)
+    found = with_branch(red, flows, READABLE).lead
+    assert found is not None
+    assert (found.line is not None and found.line.code == "if rank == 1 and step == 3:") == is_led
 
 
 @pytest.mark.parametrize(

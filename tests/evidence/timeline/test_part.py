@@ -659,3 +659,19 @@ def test_what_a_signal_changed_is_named_by_the_branch_that_acts_on_it(monkeypatc
     assert (line.endswith("# parts"), odd) == (True, (1,))
     monkeypatch.setattr(reasons.Reasons, "decides", lambda *_: True)  # the negative control: the line that ran then
     assert "operator.call" in line_and_odd(programs.a_signal_comes, 3)[0]
+
+
+def test_a_line_that_changes_what_differed_before_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    flows = {rank: until_sent(flow_of(programs.a_count_is_resumed, rank)) for rank in range(3)}
+    files = {programs.__file__}
+    found = parted(flows, files)
+    assert found is not None
+    assert (source_line(found.line.line).strip(), found.odd) == ("return (self.count + 1) % 4 == 0", (1,))
+    monkeypatch.setattr(reasons.Reasons, "_carries_on", lambda *_: False)  # the negative control
+    of_counter = parted(flows, files)
+    assert of_counter is not None and source_line(of_counter.line.line).strip() == "counted.count += 1"
+
+
+def test_what_stages_do_all_the_time_is_not_named_where_one_does_something_once() -> None:
+    line, odd = line_and_odd(programs.the_last_stage_expects_more, 3)
+    assert (line.endswith("# parts"), odd) == (True, (2,))

@@ -208,6 +208,8 @@ class Parted(Frozen):
     """The ranks part there all the time, as ranks with roles of their own do."""
     is_linked: bool = True
     """What differs is known to depend on it; False for the last thing that the ranks did differently."""
+    is_recent: bool = False
+    """That was since they met last, in a collective."""
     led_to: UserLine | None = None
     """The branch that it decided later, after which the ranks issued different collectives; of a value, the last one
     that followed from it. None for itself."""

@@ -169,7 +169,7 @@ def _with_branch(
     is_ring = verdict.lead.cause is Cause.STUCK_COLLECTIVE and verdict.lead.is_rank_known and flows.keys() <= set(ranks)
     # One line may issue more on one rank than on others, by what it was given: both then name the same rank. Where no
     # rank left anything out, what they issued differs by what it was made of.
-    is_agreed = found.is_linked and bool(found.odd) and found.odd == verdict.lead.ranks
+    is_agreed = (found.is_linked or found.is_recent) and bool(found.odd) and found.odd == verdict.lead.ranks
     is_made_of = found.is_linked and verdict.lead.cause in _OF_SIZES and not verdict.lead.is_rank_known
     # Where the ranks compiled other collectives they have issued none of these, and what ran before explains it.
     is_explained = found.is_uneven or is_of_sizes or is_ring or is_agreed or is_made_of or bool(compiled)

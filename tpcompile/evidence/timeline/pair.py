@@ -35,6 +35,8 @@ class Counts(NamedTuple):
     """Only one of the ranks issued a collective after it."""
     is_linked: bool = True
     """What differs depends on it; False for the last thing that the ranks did differently, which may be the reason."""
+    is_recent: bool = False
+    """They did so since they met last."""
 
     is_habit: bool = False
     """The ranks went different ways there all the time, as those do that have roles of their own."""
@@ -172,7 +174,9 @@ class Pair:
         newest = once[-1]
         apart = self._set_apart_after(newest)
         if apart is None:
-            return Counts(self.reasons.origin(newest, once[:-1], differing), newest, False, False)
+            is_recent = len(self._met) > 1 and newest.starts[0] > self._met[-2]  # in the newest they are stuck
+            origin = self.reasons.origin(newest, once[:-1], differing)
+            return Counts(origin, newest, False, False, is_recent)
         depends = self.reasons.dependence(self.reasons.read(steps[apart.set_at]), apart.set_at, differing, ())
         return Counts(self.reasons.earliest(depends, ()) or apart, None, False, False)
 

@@ -101,8 +101,10 @@ def _parted_in(
     linked = [counts for counts in counting if counts.is_linked]
     # Where ranks only took the parts that they have in the program, a value that others set differently says more.
     sure = [counts for counts in uneven if not counts.is_role]
+    surest = [counts for counts in sure if not counts.is_habit]  # stages of a pipeline part all the time
     of_content = [counts for counts in linked if not counts.is_uneven]
-    earliest = min(sure or of_content or uneven or linked or counting, key=lambda counts: counts.start, default=None)
+    candidates = surest or sure or of_content or uneven or linked or counting
+    earliest = min(candidates, key=lambda counts: counts.start, default=None)
     if earliest is None:
         return None, False
     origin, last = earliest.origin, earliest.last
@@ -136,7 +138,7 @@ def _parted_in(
         led_to = None
     ends: dict[str, Any] = {
         "led_to": led_to, "set_at": set_at, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit,
-        "is_linked": earliest.is_linked,
+        "is_linked": earliest.is_linked, "is_recent": earliest.is_recent,
     }  # fmt: skip
     if alike:
         ends["odd"] = _outside(dict(enumerate(alike)), majority(alike))

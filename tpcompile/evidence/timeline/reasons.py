@@ -17,7 +17,7 @@ from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.depends import Dependence, Frames
 from tpcompile.evidence.timeline.flow import EXACT, Code, Kind
 from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
-from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, place_of
+from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, is_line, kind_of, line_step, place_of
 
 _NEAR = 6000
 """Steps before a fork that are looked at for what it depends on."""
@@ -84,7 +84,8 @@ class Reasons:
     def earliest(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
         """The earliest fork or value among those that say most."""
         fork = first(self._changing(depends, earlier))
-        found = [one for one in depends.reasons if self._is_given(one) or is_line(depends.steps[one.set_at])]
+        made = [one for one in depends.reasons if self._is_given(one) or is_line(depends.steps[one.set_at])]
+        found = [one for one in made if not self._carries_on(one, made)]
         if not found:
             return fork
         new = [one for one in found if one.key in self.values.new]
@@ -99,6 +100,12 @@ class Reasons:
         if most is _Strength.MADE_SINCE or is_as_strong:
             return min([fork, *strongest], key=start_of)
         return fork
+
+    def _carries_on(self, unlike: Unlike, others: Sequence[Unlike]) -> bool:
+        """True for a line that changes what differed before, as `count += 1` does."""
+        name = unlike.key[1]
+        differed_before = any(other.key[1] == name and other.set_at < unlike.set_at for other in others)
+        return differed_before and name in self.read(line_step(unlike.place))
 
     def _strength(self, unlike: Unlike, equal_until: int) -> _Strength:
         """How much a value says of why the ranks parted, where what depends on it was equal up to that step."""

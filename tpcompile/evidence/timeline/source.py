@@ -111,6 +111,8 @@ def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
         printed = _printed(parts)
         changing = (part for part in parts if part not in printed and not _is_of(modules, part))
         writes = frozenset(name for part in changing for name in _stored(part)) - everywhere
+        if isinstance(node, ast.AugAssign):
+            reads |= frozenset(_stored(node.target)) - everywhere
         if isinstance(node, ast.For | ast.AsyncFor):  # each pass takes one element, and the last one ends the loop
             passes = {f"{file}:{node.lineno}"}
             reads, writes = reads | passes, writes | passes
