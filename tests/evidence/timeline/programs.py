@@ -1098,3 +1098,14 @@ def the_last_stage_expects_more(rank: int) -> None:
         if rank != 2:
             collective("send", part)
     collective("end")
+
+
+def a_stage_logs_once(_rank: int) -> None:
+    """In the fifth step, behind its last part."""
+    for step in range(5):
+        for part in range(3):
+            received(step, part)
+            send(part)
+        if step == 4:
+            log.append(step)
+        collective("gradients")

@@ -634,6 +634,11 @@ def test_a_loop_that_ends_one_pass_too_early_is_told_from_what_came_before_it(mo
     assert left_own_way(flow, 2, sent()) is None
 
 
+def test_what_a_rank_does_for_the_first_time_has_left_out_nothing() -> None:
+    flow = until_sent(flow_of(programs.a_stage_logs_once, 0))
+    assert left_own_way(flow, 2, sent()) is None
+
+
 def until_sent(flow: Flow) -> Flow:
     """Without the steps behind the last collective."""
     steps = flow.steps()

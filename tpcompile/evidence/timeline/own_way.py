@@ -16,7 +16,7 @@ from tpcompile.evidence.timeline.walk import Fork, Place, Step, Walks, follow, f
 
 _EARLIER = 8
 """Earlier passes that the last one is compared with."""
-_HISTORY, _LOOKED_AT = 4096, 512
+_HISTORY, _LOOKED_AT = 2048, 256
 """Steps that tell what is due, and steps after the last pass that are compared with it; it costs their product."""
 
 
@@ -52,11 +52,13 @@ def own_fork(walks: Walks, rank: int, left_out: UserLine, *, may_return: bool = 
     final = first(parted) if may_return else last([fork for fork in parted if fork.is_final])
     if final is not None:
         return OwnFork(final, usual, now)
-    return None if may_return else _too_early(steps, begin, frames)  # else it may be on its way there
+    return None if may_return else _too_early(walks, steps, begin, frames, left_out)  # else it may be on its way there
 
 
-def _too_early(steps: Sequence[Step], begin: int, frames: Sequence[Place]) -> OwnFork | None:
-    """The first step after `begin` that is not the one which came next whenever all before it was as now.
+def _too_early(
+    walks: Walks, steps: Sequence[Step], begin: int, frames: Sequence[Place], left_out: UserLine
+) -> OwnFork | None:
+    """The step after `begin` by which the rank left the line out that came next whenever all before was as now.
 
     A loop that ends one pass too early is left as it is each time; only what came before it says that it is too early.
     """
@@ -71,7 +73,9 @@ def _too_early(steps: Sequence[Step], begin: int, frames: Sequence[Place]) -> Ow
             offset = end - begin
             usual, now = past[due[-1] - offset :], steps[begin:]
             found = first(forks(usual, now, (0, 0), frames))
-            return OwnFork(found, usual, now) if found is not None else None
+            skipped = usual[found.starts[0] : found.ends[0]] if found is not None else ()
+            if found is not None and any(is_line(step) and _is_at(walks, place_of(step), left_out) for step in skipped):
+                return OwnFork(found, usual, now)
     return None
 
 

@@ -94,7 +94,7 @@ class Pair:
         last = first(fork for fork in uneven if fork in once) or (first(uneven) if self.is_same_program else None)
         is_role = is_of_sizes and last in habits
         # Branches by which ranks take their parts in the program: a reason only where nothing else is one.
-        roles = [fork for fork in once if self.reasons.is_part(fork)]
+        roles = {fork for fork in once if self.reasons.is_part(fork)}
         others = [fork for fork in once if fork not in roles]
         if last is None or is_role:
             known_to_differ = [] if is_role else habits
@@ -111,7 +111,7 @@ class Pair:
                 return found
         differing = self.reasons.changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        origin = self.reasons.origin(last, [fork for fork in earlier if fork in others], differing, habits)
+        origin = self.reasons.origin(last, [fork for fork in earlier if fork not in roles], differing, habits)
         if not self.reasons.decides(origin):
             with_roles = self.reasons.origin(last, earlier, differing, habits)
             origin = first(filter(self.reasons.decides, [last, with_roles, *reversed(earlier)])) or last
