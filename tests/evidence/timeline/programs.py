@@ -564,10 +564,10 @@ BROKEN = (
     Case(decoding_ends_early, (1,)),
     Case(data_ends_early, ()),
     Case(a_bad_record_is_skipped, (1,)),
-    Case(a_flag_is_set_long_before, (1,)),
+    Case(a_flag_is_set_long_before),  # the branch was passed too seldom for a past
     Case(one_rank_saves_with_a_collective),
     Case(data_ends_early_where_one_rank_logs, ()),
-    Case(one_rank_attaches_a_hook, (1,)),
+    Case(one_rank_attaches_a_hook),
 )
 HEALTHY = (rank_0_logs, rank_0_evaluates_now_and_then, experts_without_tokens, same_on_all)
 

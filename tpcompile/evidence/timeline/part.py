@@ -365,7 +365,7 @@ def _successor(history: Sequence[Step], taken: Collection[Step | None]) -> Step 
     due = _followed(known)
     told = [(known[end], _followed(known[:end]) == known[end]) for end in range(1, len(known))]
     others = [is_told for step, is_told in told if step in taken and step != due][1:]  # the first one comes unforeseen
-    is_told = len(told) < _FEW_TOLD or sum(is_told for _, is_told in told) >= _KNOWN * len(told)
+    is_told = len(told) >= _FEW_TOLD and sum(is_told for _, is_told in told) >= _KNOWN * len(told)
     return due if is_told and sum(others) >= _KNOWN * len(others) else None
 
 
