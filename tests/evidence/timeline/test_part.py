@@ -16,7 +16,7 @@ from tests.evidence.timeline import own_numbers, programs
 from tests.evidence.timeline.programs import BROKEN, HEALTHY, Case
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
-from tpcompile.evidence.timeline import given, own_way, pair, part, reasons, source, values, walk
+from tpcompile.evidence.timeline import branch_past, given, own_way, pair, part, reasons, source, values, walk
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
@@ -108,7 +108,7 @@ def test_where_a_coin_is_tossed_nobody_is_blamed(monkeypatch: pytest.MonkeyPatch
     found = found_of(programs.a_coin_chooses_the_layer, 2)
     assert found is not None
     assert ({found.line.line}, found.odd) == (marked_lines(programs.a_coin_chooses_the_layer), ())
-    monkeypatch.setattr(part, "_KNOWN", 0.0)  # the negative control: the past is believed, whatever it told
+    monkeypatch.setattr(branch_past, "_KNOWN", 0.0)  # the negative control: the past is believed, whatever it told
     guessed = found_of(programs.a_coin_chooses_the_layer, 2)
     assert guessed is not None and guessed.odd != ()
 

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tpcompile.evidence.iterables import differ, first, grouped, majority
@@ -14,12 +13,11 @@ from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
-from tpcompile.evidence.timeline.expect import contexts_before
+from tpcompile.evidence.timeline.branch_past import FEW_TOLD, way_due, ways_before
 from tpcompile.evidence.timeline.flow import EXACT, Flow, Kind, texts_of, value_text
 from tpcompile.evidence.timeline.given import texts_of_program, values_read
 from tpcompile.evidence.timeline.own_way import own_fork
-from tpcompile.evidence.timeline.pair import Pair
-from tpcompile.evidence.timeline.reasons import last_pass
+from tpcompile.evidence.timeline.pair import Counts, Pair
 from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
 from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
@@ -27,10 +25,6 @@ _SHOWN = 4
 """Functions that are named of the way of a rank."""
 _MAX_S = 6.0
 """Limit for walking all ranks beside the first one: the ones looked at until then are compared."""
-_TOLD, _FEW_TOLD = 24, 3
-"""Passes of a branch by which it is judged whether the past tells the next one, and how few do not judge it."""
-_KNOWN = 0.7
-"""How many of the passes must have been foretold by those before."""
 
 
 def parted(
@@ -72,39 +66,18 @@ def _parted_in(
     are_whole = all(flow.num_before == 0 for flow in usable.values())
     like_base = max(alike, key=len, default=())
     base = next((rank for rank in usable if rank in like_base), min(usable))
-    others = [rank for rank in usable if rank != base]
     walks = numbered.without_numbers()
-    scopes = Scopes(walks.codes)
-    set_before = unlike_before(usable, walks.codes) if is_same_program else []  # else they differ by their roles
+    before = unlike_before(usable, walks.codes) if is_same_program else []  # else they differ by their roles
     pairs: list[Pair] = []
     ends_s = time.monotonic() + _MAX_S
-    for rank in others:
+    for rank in usable:
         if time.monotonic() > ends_s:
             break
         begin = common_start(numbered.steps[base], numbered.steps[rank], are_whole=are_whole)
-        if begin is not None:
-            are_over = base in over, rank in over
-            found = list(forks(walks.steps[base], walks.steps[rank], begin, are_over=are_over))
-            values = compared(walks, scopes, base, rank, found, begin, readable=readable)
-            before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
-            pairs.append(Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program))
-    within = [pair for pair in pairs if pair.rank in like_base]
-    harmless = frozenset((fork.branch, fork.starts[0]) for pair in within for fork in pair.forks)
-    own = frozenset(key for pair in within for key, unlike in pair.values.found.items() if unlike is not None)
-    outside = [
-        replace(pair, harmless=harmless, values=pair.values.without(own)) for pair in pairs if pair not in within
-    ]
-    pairs = [*within, *outside]
-    found_by = (pair.that_counts(named, is_of_sizes=is_of_sizes) for pair in outside)
-    counting = [counts for counts in found_by if counts is not None]
-    uneven = [counts for counts in counting if counts.is_uneven and not (counts.is_habit and is_of_sizes)]
-    linked = [counts for counts in counting if counts.is_linked]
-    # Where ranks only took the parts that they have in the program, a value that others set differently says more.
-    sure = [counts for counts in uneven if not counts.is_role]
-    surest = [counts for counts in sure if not counts.is_habit]  # stages of a pipeline part all the time
-    of_content = [counts for counts in linked if not counts.is_uneven]
-    candidates = surest or sure or of_content or uneven or linked or counting
-    earliest = min(candidates, key=lambda counts: counts.start, default=None)
+        if rank != base and begin is not None:
+            pairs.append(_pair(walks, base, rank, begin, readable, before, over, is_same_program=is_same_program))
+    pairs, outside = _without_what_is_harmless(pairs, like_base)
+    earliest = _earliest(outside, named, is_of_sizes=is_of_sizes)
     if earliest is None:
         return None, False
     origin, last = earliest.origin, earliest.last
@@ -113,23 +86,7 @@ def _parted_in(
     elif isinstance(origin, Unlike):
         known = _set_apart(walks, base, origin, pairs, named)
     else:
-        at_branch = {pair.rank: [fork for fork in pair.forks if fork.branch == origin.branch] for pair in pairs}
-        here = {
-            rank: first(fork for fork in alike if fork.starts[0] == origin.starts[0])
-            for rank, alike in at_branch.items()
-        }
-        # a rank that went another way there before has a part of its own in the program, and no vote
-        apart = {rank for rank, fork in here.items() if fork is not None and fork is not at_branch[rank][0]}
-        there = {rank: fork for rank, fork in here.items() if fork is not None}
-        without = apart if apart < there.keys() else set()
-        earlier = [fork for rank, alike in at_branch.items() if rank not in without for fork in alike]
-        # Ranks that part again before they issue a collective do so by the items of a list, which have no past.
-        is_of_items = any(len(at_branch[pair.rank]) > len(pair.apart(at_branch[pair.rank])) for pair in pairs)
-        passes = _Passes(earlier, is_of_items=is_of_items, is_uneven=earliest.is_uneven)
-        known = _parted(walks, base, origin, there, passes, readable, without=without)
-        is_own_data = any(pair.reads_own_data(there[pair.rank]) for pair in pairs if pair.rank in there)
-        if is_own_data and majority([side.ranks for side in known.sides]) is None:
-            known = known.model_copy(update={"odd": ()})
+        known = _at_branch(walks, base, origin, pairs, readable, is_uneven=earliest.is_uneven)
     place, by = earliest.setting or (None, base)
     # Where the others set it, and those that are odd did not, the branch says more.
     set_at = _user_line(walks, *place) if place is not None and (not known.odd or by in known.odd) else None
@@ -143,6 +100,71 @@ def _parted_in(
     if alike:
         ends["odd"] = _outside(dict(enumerate(alike)), majority(alike))
     return known.model_copy(update=ends), earliest.is_linked and not isinstance(origin, UnlikeBefore)
+
+
+def _pair(
+    walks: Walks, base: int, rank: int, begin: tuple[int, int], readable: Collection[str],
+    set_before: Sequence[UnlikeBefore], over: Collection[int], *, is_same_program: bool,
+) -> Pair:  # fmt: skip
+    """The rank beside the first one, from the steps on at which they are together."""
+    scopes = Scopes(walks.codes)
+    found = list(forks(walks.steps[base], walks.steps[rank], begin, are_over=(base in over, rank in over)))
+    values = compared(walks, scopes, base, rank, found, begin, readable=readable)
+    before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
+    return Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program)
+
+
+def _without_what_is_harmless(pairs: Sequence[Pair], like_base: Collection[int]) -> tuple[list[Pair], list[Pair]]:
+    """All pairs, and those of ranks that are not known to have done the same as the first one.
+
+    What tells the first rank apart from one that did the same is no reason.
+    """
+    within = [pair for pair in pairs if pair.rank in like_base]
+    harmless = frozenset((fork.branch, fork.starts[0]) for pair in within for fork in pair.forks)
+    own = frozenset(key for pair in within for key, unlike in pair.values.found.items() if unlike is not None)
+    outside = [
+        replace(pair, harmless=harmless, values=pair.values.without(own))
+        for pair in pairs
+        if pair.rank not in like_base
+    ]
+    return [*within, *outside], outside
+
+
+def _earliest(pairs: Sequence[Pair], named: Collection[str], *, is_of_sizes: bool) -> Counts | None:
+    """The earliest of what counts most."""
+    found = (pair.that_counts(named, is_of_sizes=is_of_sizes) for pair in pairs)
+    counting = [counts for counts in found if counts is not None]
+    uneven = [counts for counts in counting if counts.is_uneven and not (counts.is_habit and is_of_sizes)]
+    linked = [counts for counts in counting if counts.is_linked]
+    # Where ranks only took the parts that they have in the program, a value that others set differently says more.
+    sure = [counts for counts in uneven if not counts.is_role]
+    surest = [counts for counts in sure if not counts.is_habit]  # stages of a pipeline part all the time
+    of_content = [counts for counts in linked if not counts.is_uneven]
+    candidates = surest or sure or of_content or uneven or linked or counting
+    return min(candidates, key=lambda counts: counts.start, default=None)
+
+
+def _at_branch(
+    walks: Walks, base: int, origin: Fork, pairs: Sequence[Pair], readable: Collection[str], *, is_uneven: bool
+) -> Parted:
+    """What all ranks did at the branch."""
+    at_branch = {pair.rank: [fork for fork in pair.forks if fork.branch == origin.branch] for pair in pairs}
+    here = {
+        rank: first(fork for fork in passed if fork.starts[0] == origin.starts[0]) for rank, passed in at_branch.items()
+    }
+    # a rank that went another way there before has a part of its own in the program, and no vote
+    apart = {rank for rank, fork in here.items() if fork is not None and fork is not at_branch[rank][0]}
+    there = {rank: fork for rank, fork in here.items() if fork is not None}
+    without = apart if apart < there.keys() else set()
+    earlier = [fork for rank, passed in at_branch.items() if rank not in without for fork in passed]
+    # Ranks that part again before they issue a collective do so by the items of a list, which have no past.
+    is_of_items = any(len(at_branch[pair.rank]) > len(pair.apart(at_branch[pair.rank])) for pair in pairs)
+    passes = _Passes(earlier, is_of_items=is_of_items, is_uneven=is_uneven)
+    known = _parted(walks, base, origin, there, passes, readable, without=without)
+    is_own_data = any(pair.reads_own_data(there[pair.rank]) for pair in pairs if pair.rank in there)
+    if is_own_data and majority([side.ranks for side in known.sides]) is None:
+        known = known.model_copy(update={"odd": ()})
+    return known
 
 
 def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool = False) -> Parted | None:
@@ -201,12 +223,12 @@ def _parted(
     starts = {rank: there[rank].starts[1] if rank in there else fork.starts[0] for rank in leaders}
     values = values_read(walks, Scopes(walks.codes), readable, fork.branch, starts)
     code, line = fork.branch
-    before = _ways_before(fork, steps, {one.starts[0] for one in passes.forks})
+    before = ways_before(fork, steps, {one.starts[0] for one in passes.forks})
     # Nothing foretells the end of a loop that went on so far: one rank has fewer items, or the other more. Nor do a few
     # items foretell what the next one is like.
     file = walks.codes[code].file
     is_told = not passes.is_of_items and (differ(before) or not source.is_loop(file, line, readable))
-    is_told &= passes.is_uneven or len(before) > _FEW_TOLD or not source.reads_item(file, line, readable)
+    is_told &= passes.is_uneven or len(before) > FEW_TOLD or not source.reads_item(file, line, readable)
     went = tuple(
         _went(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
         for rank, ranks in zip(leaders, sides.values(), strict=True)
@@ -324,59 +346,8 @@ def _odd(sides: Mapping[Step | None, Sequence[int]], before: Sequence[Step]) -> 
     `before` are the ways that all went at the branch.
     """
     most = majority(sides.values())
-    due = _successor(before, sides) if most is None else None
+    due = way_due(before, sides) if most is None else None
     return _outside(sides, most or (sides.get(due) if due is not None else None))
-
-
-def _ways_before(fork: Fork, steps: Sequence[Step], parted_at: Collection[int]) -> list[Step]:
-    """The way that all ranks went each time that they passed the branch before, and did not part there."""
-    here = last_pass(steps[: fork.starts[0]], fork.branch)
-    num_calls = len(_in_frame(steps[here + 1 : fork.starts[0]], fork.branch[0]))
-    found: list[Step] = []
-    passes = [index for index, step in enumerate(steps[:here]) if is_line(step) and place_of(step) == fork.branch]
-    for index, following in pairwise([*passes, here]):
-        if not any(index < start <= following for start in parted_at):
-            own = _in_frame(steps[index + 1 : here], fork.branch[0])
-            found += own[num_calls : num_calls + 1] or own[-1:]
-    return found
-
-
-def _in_frame(steps: Sequence[Step], code: int) -> list[Step]:
-    """What a frame of `code` does in one line: the functions that it calls, and the next line of its own."""
-    found: list[Step] = []
-    depth = 0
-    for step in steps:
-        kind = kind_of(step)
-        is_own = depth == 0 or (kind is Kind.LINE and place_of(step)[0] == code)  # an exception has left the others
-        if is_own:
-            found.append(step)
-        if is_own and kind in (Kind.LINE, Kind.RETURN):
-            break
-        depth += {Kind.START: 1, Kind.RETURN: -1}.get(kind, 0)
-    return found
-
-
-def _successor(history: Sequence[Step], taken: Collection[Step | None]) -> Step | None:
-    """What comes next by the common past; None where the past does not tell it, as of a coin that is tossed.
-
-    Nor where some rank has `taken` another way that all ranks went before, and that the past did not tell then.
-    """
-    known = history[-_TOLD:]
-    due = _followed(known)
-    told = [(known[end], _followed(known[:end]) == known[end]) for end in range(1, len(known))]
-    others = [is_told for step, is_told in told if step in taken and step != due][1:]  # the first one comes unforeseen
-    is_told = len(told) >= _FEW_TOLD and sum(is_told for _, is_told in told) >= _KNOWN * len(told)
-    return due if is_told and sum(others) >= _KNOWN * len(others) else None
-
-
-def _followed(history: Sequence[Step]) -> Step | None:
-    """What mostly followed the longest run of past steps that is equal to the last ones; None without a past."""
-    contexts = contexts_before(history)
-    longest = max(contexts, default=0)
-    followed = Counter(step for step, context in zip(history, contexts, strict=True) if context == longest)
-    two = followed.most_common(2)
-    is_clear = len(two) == 1 or (len(two) == 2 and two[0][1] > two[1][1])
-    return two[0][0] if is_clear else None
 
 
 def _went(
