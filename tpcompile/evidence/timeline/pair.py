@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, auto
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,10 +20,25 @@ from tpcompile.evidence.timeline.before import UnlikeBefore
 from tpcompile.evidence.timeline.depends import Frames
 from tpcompile.evidence.timeline.flow import WATCHED, Kind
 from tpcompile.evidence.timeline.reasons import Reasons, start_of
-from tpcompile.evidence.timeline.values import Compared, Scopes, Unlike
-from tpcompile.evidence.timeline.walk import Fork, Place, Walks, is_line, kind_of, line_step, place_of
+from tpcompile.evidence.timeline.values import Unlike
+from tpcompile.evidence.timeline.walk import Fork, Place, is_line, kind_of, line_step, place_of
 
 Origin = Fork | Unlike | UnlikeBefore
+
+
+class Weight(IntEnum):
+    """How much what parted two ranks counts beside what parted others."""
+
+    UNLINKED = auto()
+    """Nothing is known to depend on it."""
+    HABIT_OF_SIZES = auto()
+    ROLE = auto()
+    """Ranks only took the parts that they have in the program: a value that others set differently says more."""
+    CONTENT = auto()
+    """All issued the same, with different content."""
+    HABIT = auto()
+    """Stages of a pipeline part all the time: what one of them does once says more."""
+    ONCE = auto()
 
 
 class Counts(NamedTuple):
@@ -45,6 +61,16 @@ class Counts(NamedTuple):
     setting: tuple[Place, int] | None = None
     """The line after the fork that gave a value on one of the ranks alone, and this rank."""
 
+    def weight(self, *, is_of_sizes: bool) -> Weight:
+        """How much it counts beside what other pairs of ranks have; sizes that differ come from no habits."""
+        if self.is_uneven and not (self.is_habit and is_of_sizes):
+            if self.is_role:
+                return Weight.ROLE
+            return Weight.HABIT if self.is_habit else Weight.ONCE
+        if not self.is_linked:
+            return Weight.UNLINKED
+        return Weight.HABIT_OF_SIZES if self.is_uneven else Weight.CONTENT
+
     @property
     def start(self) -> int:
         """Index of its first step on the first rank."""
@@ -55,43 +81,30 @@ class Counts(NamedTuple):
 class Pair:
     """Two ranks."""
 
-    walks: Walks
-    scopes: Scopes
-    base: int
-    rank: int
-    readable: frozenset[str]
-    forks: Sequence[Fork]
-    """All places at which they part."""
-    values: Compared
+    reasons: Reasons
+    """What they did differently, and what that may come from."""
     before: Sequence[UnlikeBefore] = ()
     """What the two had set differently before their first step."""
-    is_same_program: bool = True
-    """False for ranks of different domains: what they do differently all the time, they do by their role."""
     harmless: frozenset[tuple[Place, int]] = frozenset()
     """(branch, index of a step of the first rank) at which it also parts from a rank that is known to agree with it."""
-
-    @cached_property
-    def reasons(self) -> Reasons:
-        """What their difference may come from."""
-        return Reasons(
-            self.walks, self.scopes, self.base, self.rank, self.readable, self.forks, self.values, self.is_same_program
-        )
 
     def that_counts(self, named: Collection[str], *, is_of_sizes: bool = False) -> Counts | None:
         """What the difference of the ranks comes from; sizes that differ come from no roles, which went well before."""
         passes = self.reasons.passes
-        by_branch = grouped(self.forks, lambda fork: fork.branch)
+        by_branch = grouped(self.reasons.forks, lambda fork: fork.branch)
         usual = {branch for branch, alike in by_branch.items() if _is_habit(self.apart(alike), passes.get(branch, ()))}
         habits: list[Fork] = []
         once: list[Fork] = []
         uneven: list[Fork] = []
-        for fork in self.forks:
+        for fork in self.reasons.forks:
             is_habit = fork.branch in usual or (fork.branch, fork.starts[0]) in self.harmless
             (habits if is_habit else once).append(fork)
             if self._is_uneven(fork) or (fork.is_final and not is_habit):
                 uneven.append(fork)
         # The first collective that only one rank issues: all that comes later is shifted.
-        last = first(fork for fork in uneven if fork in once) or (first(uneven) if self.is_same_program else None)
+        last = first(fork for fork in uneven if fork in once) or (
+            first(uneven) if self.reasons.is_same_program else None
+        )
         is_role = is_of_sizes and last in habits
         # Branches by which ranks take their parts in the program: a reason only where nothing else is one.
         roles = {fork for fork in once if self.reasons.is_part(fork)}
@@ -131,26 +144,34 @@ class Pair:
     @cached_property
     def _marks(self) -> list[int]:
         """Indices of the steps at which the first rank called compiled regions, and at which the watch began."""
-        return [index for index, step in enumerate(self.walks.steps[self.base]) if kind_of(step) is Kind.MARK]
+        return [
+            index
+            for index, step in enumerate(self.reasons.walks.steps[self.reasons.base])
+            if kind_of(step) is Kind.MARK
+        ]
 
     @cached_property
     def _watched_from(self) -> int:
         """Index of the step of the first rank at which the watch began; 0 where the setup is not known."""
-        steps = self.walks.steps[self.base]
+        steps = self.reasons.walks.steps[self.reasons.base]
         return first(index for index in self._marks if self.reasons.code(steps[index]) == WATCHED) or 0
 
     @cached_property
     def _met(self) -> list[int]:
         """Indices of the steps at which the first rank issued collectives."""
-        return [index for index, step in enumerate(self.walks.steps[self.base]) if self.walks.issued([step])]
+        return [
+            index
+            for index, step in enumerate(self.reasons.walks.steps[self.reasons.base])
+            if self.reasons.walks.issued([step])
+        ]
 
     def _of_content(self, once: Sequence[Fork], differing: frozenset[str], named: Collection[str]) -> Counts | None:
         """Where all ranks issued the same collectives: the value that what they were doing last depends on."""
-        steps = self.walks.steps[self.base]
+        steps = self.reasons.walks.steps[self.reasons.base]
         calls = [index for index in self._marks if index != self._watched_from]
         ends = {len(steps), *(1 + index for index in (*calls[-1:], *self._met[-1:]))}
         running = {line for end in ends for line in Frames.of(steps[:end]).lines}
-        words = frozenset(name for word in named for name in self.scopes.everywhere(word))
+        words = frozenset(name for word in named for name in self.reasons.scopes.everywhere(word))
         seeds = words.union(*(self.reasons.read(steps[index]) for index in running))
         depends = self.reasons.dependence(seeds, len(steps), differing, once)
         found = self.reasons.earliest(depends, once)
@@ -182,12 +203,16 @@ class Pair:
 
     def _set_apart_after(self, fork: Fork) -> Unlike | None:
         """The first value that differs from some time on and was equal after that fork, which is no reason then."""
-        steps = self.walks.steps[self.base]
-        found = self.values.found
+        steps = self.reasons.walks.steps[self.reasons.base]
+        found = self.reasons.values.found
         agreed = {
             (name, place_of(steps[at])) for (at, name), unlike in found.items() if unlike is None and at >= fork.ends[0]
         }
-        new = [one for one in map(found.__getitem__, self.values.new) if one is not None and is_line(steps[one.set_at])]
+        new = [
+            one
+            for one in map(found.__getitem__, self.reasons.values.new)
+            if one is not None and is_line(steps[one.set_at])
+        ]
         after = [one for one in new if one.set_at >= fork.ends[0] and (one.key[1], one.place) in agreed]
         return min(after, key=start_of, default=None)
 
@@ -197,12 +222,12 @@ class Pair:
 
     def _is_uneven(self, fork: Fork) -> bool:
         mine, theirs = self.reasons.ways(fork)
-        return self.walks.issued(mine) != self.walks.issued(theirs)
+        return self.reasons.walks.issued(mine) != self.reasons.walks.issued(theirs)
 
     def _setting(self, fork: Fork, wanted: Collection[str]) -> tuple[Place, int] | None:
         """The first line of this function by which one rank alone gave a value to one of the names, and the rank."""
         found: list[tuple[Place, int]] = []
-        for rank, way in zip((self.base, self.rank), self.reasons.ways(fork), strict=True):
+        for rank, way in zip((self.reasons.base, self.reasons.rank), self.reasons.ways(fork), strict=True):
             lines = (step for step in way if is_line(step) and place_of(step)[0] == fork.branch[0])
             setting = first(step for step in lines if source.touches(self.reasons.assigned(step), wanted))
             if setting is not None:
@@ -211,10 +236,10 @@ class Pair:
 
     def reads_own_data(self, fork: Fork) -> bool:
         """True where the branch reads a value that each rank has of its own all the time: it may go either way."""
-        found = self.values.found
+        found = self.reasons.values.found
         for name in self.reasons.read(line_step(fork.branch)):
             newest = max((key for key in found if key[1] == name and key[0] < fork.starts[0]), default=None)
-            if newest is not None and found[newest] is not None and self.values.is_reason(newest) is False:
+            if newest is not None and found[newest] is not None and self.reasons.values.is_reason(newest) is False:
                 return True
         return False
 

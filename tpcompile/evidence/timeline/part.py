@@ -18,6 +18,7 @@ from tpcompile.evidence.timeline.flow import EXACT, Flow, Kind, texts_of, value_
 from tpcompile.evidence.timeline.given import texts_of_program, values_read
 from tpcompile.evidence.timeline.own_way import own_fork
 from tpcompile.evidence.timeline.pair import Counts, Pair
+from tpcompile.evidence.timeline.reasons import Reasons
 from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
 from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
@@ -111,7 +112,8 @@ def _pair(
     found = list(forks(walks.steps[base], walks.steps[rank], begin, are_over=(base in over, rank in over)))
     values = compared(walks, scopes, base, rank, found, begin, readable=readable)
     before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
-    return Pair(walks, scopes, base, rank, frozenset(readable), found, values, before, is_same_program)
+    reasons = Reasons(walks, scopes, base, rank, frozenset(readable), found, values, is_same_program)
+    return Pair(reasons, before)
 
 
 def _without_what_is_harmless(pairs: Sequence[Pair], like_base: Collection[int]) -> tuple[list[Pair], list[Pair]]:
@@ -119,36 +121,33 @@ def _without_what_is_harmless(pairs: Sequence[Pair], like_base: Collection[int])
 
     What tells the first rank apart from one that did the same is no reason.
     """
-    within = [pair for pair in pairs if pair.rank in like_base]
-    harmless = frozenset((fork.branch, fork.starts[0]) for pair in within for fork in pair.forks)
-    own = frozenset(key for pair in within for key, unlike in pair.values.found.items() if unlike is not None)
+    within = [pair for pair in pairs if pair.reasons.rank in like_base]
+    harmless = frozenset((fork.branch, fork.starts[0]) for pair in within for fork in pair.reasons.forks)
+    own = frozenset(key for pair in within for key, unlike in pair.reasons.values.found.items() if unlike is not None)
     outside = [
-        replace(pair, harmless=harmless, values=pair.values.without(own))
+        replace(pair, harmless=harmless, reasons=replace(pair.reasons, values=pair.reasons.values.without(own)))
         for pair in pairs
-        if pair.rank not in like_base
+        if pair.reasons.rank not in like_base
     ]
     return [*within, *outside], outside
 
 
 def _earliest(pairs: Sequence[Pair], named: Collection[str], *, is_of_sizes: bool) -> Counts | None:
     """The earliest of what counts most."""
-    found = (pair.that_counts(named, is_of_sizes=is_of_sizes) for pair in pairs)
-    counting = [counts for counts in found if counts is not None]
-    uneven = [counts for counts in counting if counts.is_uneven and not (counts.is_habit and is_of_sizes)]
-    linked = [counts for counts in counting if counts.is_linked]
-    # Where ranks only took the parts that they have in the program, a value that others set differently says more.
-    sure = [counts for counts in uneven if not counts.is_role]
-    surest = [counts for counts in sure if not counts.is_habit]  # stages of a pipeline part all the time
-    of_content = [counts for counts in linked if not counts.is_uneven]
-    candidates = surest or sure or of_content or uneven or linked or counting
-    return min(candidates, key=lambda counts: counts.start, default=None)
+    counting = [counts for pair in pairs if (counts := pair.that_counts(named, is_of_sizes=is_of_sizes)) is not None]
+    weights = [counts.weight(is_of_sizes=is_of_sizes) for counts in counting]
+    most = [counts for counts, weight in zip(counting, weights, strict=True) if weight == max(weights)]
+    return min(most, key=lambda counts: counts.start, default=None)
 
 
 def _at_branch(
     walks: Walks, base: int, origin: Fork, pairs: Sequence[Pair], readable: Collection[str], *, is_uneven: bool
 ) -> Parted:
     """What all ranks did at the branch."""
-    at_branch = {pair.rank: [fork for fork in pair.forks if fork.branch == origin.branch] for pair in pairs}
+    by_rank = {pair.reasons.rank: pair for pair in pairs}
+    at_branch = {
+        rank: [fork for fork in pair.reasons.forks if fork.branch == origin.branch] for rank, pair in by_rank.items()
+    }
     here = {
         rank: first(fork for fork in passed if fork.starts[0] == origin.starts[0]) for rank, passed in at_branch.items()
     }
@@ -158,10 +157,10 @@ def _at_branch(
     without = apart if apart < there.keys() else set()
     earlier = [fork for rank, passed in at_branch.items() if rank not in without for fork in passed]
     # Ranks that part again before they issue a collective do so by the items of a list, which have no past.
-    is_of_items = any(len(at_branch[pair.rank]) > len(pair.apart(at_branch[pair.rank])) for pair in pairs)
+    is_of_items = any(len(passed) > len(by_rank[rank].apart(passed)) for rank, passed in at_branch.items())
     passes = _Passes(earlier, is_of_items=is_of_items, is_uneven=is_uneven)
     known = _parted(walks, base, origin, there, passes, readable, without=without)
-    is_own_data = any(pair.reads_own_data(there[pair.rank]) for pair in pairs if pair.rank in there)
+    is_own_data = any(by_rank[rank].reads_own_data(fork) for rank, fork in there.items())
     if is_own_data and majority([side.ranks for side in known.sides]) is None:
         known = known.model_copy(update={"odd": ()})
     return known
@@ -289,10 +288,10 @@ def _set_beside(origin: Unlike, pairs: Sequence[Pair], texts: Mapping[int, str])
     """Value of the origin -> `, name = 'quality'`: what else the line set differently there."""
     told: dict[int, str] = {}
     for pair in pairs:
-        apart = pair.values.beside(origin)
+        apart = pair.reasons.values.beside(origin)
         if apart is None:
             continue
-        for one in pair.values.found.values():
+        for one in pair.reasons.values.found.values():
             if one is None or one.set_at != origin.set_at or one.name == origin.name:
                 continue
             mine, theirs = value_text(one.mine, texts, one.nears[0]), value_text(one.theirs, texts, one.nears[1])
@@ -307,9 +306,9 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
     values = {base: origin.mine}
     nears = {origin.mine: origin.nears[0]}
     for pair in pairs:
-        unlike = pair.values.beside(origin)
+        unlike = pair.reasons.values.beside(origin)
         if unlike is not None:
-            values[pair.rank] = unlike.theirs
+            values[pair.reasons.rank] = unlike.theirs
             nears[unlike.theirs] = unlike.nears[1]
     sides = grouped(values, lambda rank: values[rank])
     earlier = [
@@ -318,7 +317,7 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
         if (one.place, one.name) == (origin.place, origin.name) and one.set_at < origin.set_at
     ]
     always = {EXACT | (one.length or 0) if origin.is_length else one.known for one in earlier}
-    texts = texts_of_program(walks, pairs[0].readable) | texts_of(said)
+    texts = texts_of_program(walks, pairs[0].reasons.readable) | texts_of(said)
     beside = _set_beside(origin, pairs, texts)
     # A value that changed before says nothing: each parameter of a loop over them is one that was there before.
     as_before = sides.get(always.pop()) if len(always) == 1 else None
