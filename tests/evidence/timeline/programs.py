@@ -926,19 +926,23 @@ def stages_with_parts_of_their_own(rank: int) -> None:
         collective("receive", num_parts)
 
 
+LOGS = (True, False, False)
+
+
 class Mode:
-    training = True
+    def __init__(self) -> None:
+        self.training = True
 
 
 def a_mode_is_not_restored(rank: int) -> None:
-    """Rank 1 has nothing to evaluate; that rank 0 logs is its role."""
+    """Rank 1 has nothing to evaluate; what rank 0 alone does before is its role."""
     model = Mode()
     for step in range(6):
         collective(step, model.training)
         if step == 4:
+            if LOGS[rank]:
+                model.training = True
             evaluated(model, (3, 0, 2)[rank])
-            if rank == 0:
-                log.append(step)
 
 
 def evaluated(model: Mode, documents: int) -> None:
@@ -1109,3 +1113,37 @@ def a_stage_logs_once(_rank: int) -> None:
         if step == 4:
             log.append(step)
         collective("gradients")
+
+
+READINGS = ({"cpu": 3}, {"watts": 3}, {"cpu": 3})
+
+
+def a_reading_lacks_a_key(rank: int) -> None:
+    """In a line that has no choice, behind a branch that has nothing to do with it."""
+    for step in range(3):
+        collective("step", step)
+        if step == 1 and LOGS[rank]:
+            log.append(step)
+        if step == 2:
+            reported(READINGS[rank])
+
+
+def reported(reading: dict[str, int]) -> None:
+    try:
+        value = reading["cpu"]
+        collective("power", value)
+    except KeyError:  # parts
+        log.append("no value")
+
+
+def a_hook_is_registered_on_the_first_rank(rank: int) -> None:
+    """What rank 1 alone does after that is no reason."""
+    weights = [Weight(False)]
+    overlap = Overlap(weights)
+    if rank == 0:  # parts
+        weights[0].register(overlap.launch)
+    if LOGS[rank - 1]:
+        log.append("rank 1")
+    for step in range(3):
+        collective("step", step)
+        backward(weights, step)

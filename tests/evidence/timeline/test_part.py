@@ -680,3 +680,24 @@ def test_a_line_that_changes_what_differed_before_is_no_reason(monkeypatch: pyte
 def test_what_stages_do_all_the_time_is_not_named_where_one_does_something_once() -> None:
     line, odd = line_and_odd(programs.the_last_stage_expects_more, 3)
     assert (line.endswith("# parts"), odd) == (True, (2,))
+
+
+@pytest.mark.parametrize(
+    ("program", "odd"),
+    [(programs.a_reading_lacks_a_key, (1,)), (programs.a_hook_is_registered_on_the_first_rank, (0,))],
+)
+def test_the_choice_behind_a_line_that_has_none_is_not_merely_the_newest(
+    program: Callable[[int], Any], odd: tuple[int, ...]
+) -> None:
+    """The exception that it raised, or the branch that registered what it calls."""
+    line, found = line_and_odd(program, 3)
+    assert (line.endswith("# parts"), found) == (True, odd)
+
+
+def test_where_two_ranks_are_known_to_differ_the_past_blames_none_of_them() -> None:
+    flows = {rank: flow_of(programs.scaler_skips_a_step, rank) for rank in (0, 1)}
+    files = {programs.__file__}
+    found, of_the_past = parted(flows, files, alike=[(0,), (1,)]), parted(flows, files)
+    assert found is not None and of_the_past is not None
+    assert (found.line, found.odd) == (of_the_past.line, ())
+    assert of_the_past.odd == (1,), "the negative control"

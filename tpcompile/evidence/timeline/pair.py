@@ -97,7 +97,9 @@ class Pair:
         once: list[Fork] = []
         uneven: list[Fork] = []
         for fork in self.reasons.forks:
-            is_habit = fork.branch in usual or (fork.branch, fork.starts[0]) in self.harmless
+            if (fork.branch, fork.starts[0]) in self.harmless:
+                continue
+            is_habit = fork.branch in usual
             (habits if is_habit else once).append(fork)
             if self._is_uneven(fork) or (fork.is_final and not is_habit):
                 uneven.append(fork)

@@ -96,7 +96,7 @@ class Reasons:
         if fork is None:
             return min(strongest, key=start_of)
         # A branch that was passed once says no more than a value that was set once.
-        is_as_strong = most is _Strength.MADE_BEFORE and self.is_first(fork) and fork.starts[0] <= equal_until
+        is_as_strong = most is _Strength.MADE_BEFORE and self.is_first(fork)
         if most is _Strength.MADE_SINCE or is_as_strong:
             return min([fork, *strongest], key=start_of)
         return fork
