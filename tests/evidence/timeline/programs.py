@@ -1137,13 +1137,13 @@ def reported(reading: dict[str, int]) -> None:
 
 
 def a_hook_is_registered_on_the_first_rank(rank: int) -> None:
-    """What rank 1 alone does after that is no reason."""
+    """What that rank alone does next is no reason."""
     weights = [Weight(False)]
     overlap = Overlap(weights)
     if rank == 0:  # parts
         weights[0].register(overlap.launch)
-    if LOGS[rank - 1]:
-        log.append("rank 1")
+    if LOGS[rank]:
+        log.append("registered")
     for step in range(3):
         collective("step", step)
         backward(weights, step)
