@@ -30,7 +30,7 @@ import psutil
 import pytest
 
 from tpcompile.process_tree import sweep
-from tpcompile.pytest_plugin.files import STREAMS, Files, Job
+from tpcompile.pytest_plugin.files import STREAMS, Files, Job, read_text
 from tpcompile.pytest_plugin.session import Running, connect
 from tpcompile.ranks.pool import become
 
@@ -95,7 +95,7 @@ def run_python(
         finally:
             running.close()
             left = _sweep(folder, running.pids)
-        out, err = (Files(folder).output(0, stream).read_text(errors="replace") for stream in STREAMS)
+        out, err = (read_text(Files(folder).output(0, stream)) for stream in STREAMS)
         return Ended(returncode=124 if code is None else code, stdout=out, stderr=err, left_running=left)
 
 

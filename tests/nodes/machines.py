@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tests import forked
-from tpcompile.pytest_plugin.files import STREAMS, Files, Job
+from tpcompile.pytest_plugin.files import STREAMS, Files, Job, read_text
 from tpcompile.pytest_plugin.session import Running
 
 _NEWNS, _NEWUTS, _NEWNET = 0x00020000, 0x04000000, 0x40000000
@@ -135,16 +135,21 @@ class Nodes:
                 forked._ask_for_stacks(folder)
             running.close()
             left = forked._sweep(folder, running.pids)
-            out, err = (Files(folder).output(0, stream).read_text(errors="replace") for stream in STREAMS)
+            out, err = (read_text(Files(folder).output(0, stream)) for stream in STREAMS)
             ended[name] = forked.Ended(
                 returncode=124 if code is None else code, stdout=out, stderr=err, left_running=left
             )
         return ended
 
+    def stop_unasked(self) -> None:
+        """Kill what no `wait` has asked for, as a test that fails before it leaves it."""
+        for running in self._running.values():
+            running.close()
+
     def output(self, name: str) -> str:
-        """What the command on a node has printed so far."""
+        """What the command on a node has printed so far; empty for one that has not opened its files yet."""
         folder = self._node(name).folder / "job"
-        return "".join(Files(folder).output(0, stream).read_text(errors="replace") for stream in STREAMS)
+        return "".join(read_text(Files(folder).output(0, stream)) for stream in STREAMS)
 
     def _node(self, name: str) -> Node:
         return self.a if name == self.a.name else self.b
@@ -172,6 +177,7 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
             node.cable("up")
         nodes = Nodes(a, b)
         yield nodes
+        nodes.stop_unasked()
         left = {node.name: node.pids() for node in made}
         assert left == {"node-a": [], "node-b": []}
 
