@@ -160,9 +160,9 @@ def test_a_state_that_is_not_valid_is_no_answer_and_nothing_waits_for_it(log: St
 
 
 def test_other_keys_that_are_not_valid_are_as_if_not_written(log: StoreLog, shared: dist.Store, forge: Any) -> None:
-    for key in ("raised", "closed/1", "terminated/1"):
+    for key in ("raised", "closed/1", "terminated/1", "failed/1"):
         forge(key, {"rank": 1})
     assert log.first_raised() is None and log.raises_first()
-    assert not log.has_closed(1) and log.terminated_at(1) is None
+    assert not log.has_closed(1) and log.terminated_at(1) is None and log.failed([1]) == {}
     dist.PrefixStore("waiting/0", shared).set("problem", "7")
     assert log.first_problem() is None

@@ -29,8 +29,14 @@ HERE = state(1, issued(1), issued(2, at=69), issued(3), issued(4, at=69))
 """It came to line 69 as the rank that aborted there did."""
 
 
-def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState, here: RankState = HERE, at: int = 69) -> Finding:
-    """What rank 1 of three finds that raised at a line, where rank 2 aborted, and the others answer."""
+def finding(
+    monkeypatch: pytest.MonkeyPatch,
+    *others: RankState,
+    here: RankState = HERE,
+    at: int = 69,
+    failed: Sequence[RankState] = (),
+) -> Finding:
+    """What rank 1 of three finds that raised at a line, where rank 2 aborted, and the others answer, or have failed."""
     answers = {other.rank: other for other in others}
     dead = Absence("dead", (line(at),), aborted=True)
 
@@ -42,13 +48,26 @@ def finding(monkeypatch: pytest.MonkeyPatch, *others: RankState, here: RankState
         return {rank: answers[rank] for rank in ranks if rank in answers}
 
     monkeypatch.setattr(exception_cause, "absences", absences)
-    log: Any = SimpleNamespace(members=(0, 1, 2), rank=1, world_size=3, ask=ask)
+    said: list[RankState] = []
+    log: Any = SimpleNamespace(
+        members=(0, 1, 2), rank=1, world_size=3, ask=ask, say_failed=said.append,
+        failed=lambda ranks: {one.rank: one for one in failed if one.rank in ranks},
+    )  # fmt: skip
     asking = Asking(1, Limits(), Progress(lambda _: None))
     protocol: Any = SimpleNamespace(left={}, asking=asking)
     snapshot: Any = SimpleNamespace(state=lambda: here)
     found = exception_cause.Losses(log, protocol, snapshot).behind(RuntimeError("Connection closed by peer"), line(at))
     assert found is not None
+    assert [(one.rank, one.stack) for one in said] == [(1, (line(at),))], "the others can see where this one raised"
     return found
+
+
+def test_a_rank_that_has_failed_is_compared_though_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It settles an alarm meanwhile; its sizes differ, so the one that communication ended is not to blame."""
+    unlike = issued(3).model_copy(update={"sizes": "48x8"})
+    found = finding(monkeypatch, failed=[state(0, issued(1), issued(2, at=69), unlike)])
+    assert (found.cause, found.ranks, found.is_rank_known) == (Cause.COLLECTIVE_SIZES, (0, 1, 2), False)
+    assert "48x8" in found.observed
 
 
 def test_a_rank_that_lives_and_did_something_else_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +100,10 @@ def test_a_rank_of_another_domain_that_communication_ended_is_found_and_no_other
 
     monkeypatch.setattr(exception_cause, "absences", absences)
     monkeypatch.setattr(exception_cause, "_LOSS_S", 0.0)
-    log: Any = SimpleNamespace(members=(1,), rank=1, world_size=3, ask=lambda ranks, *, timeout_s: {})
+    log: Any = SimpleNamespace(
+        members=(1,), rank=1, world_size=3, ask=lambda ranks, *, timeout_s: {}, say_failed=lambda state: None,
+        failed=lambda ranks: {},
+    )  # fmt: skip
     protocol: Any = SimpleNamespace(left={}, asking=Asking(1, Limits(), Progress(lambda _: None)))
     here = HERE.model_copy(update={"members": {GROUP: (1,)}})
     snapshot: Any = SimpleNamespace(state=lambda: here)
@@ -122,7 +144,8 @@ def at_sigterm(
     monkeypatch.setattr(exception_cause.time, "time", lambda: 100.0)
     log: Any = SimpleNamespace(
         members=(0, 1, 2), rank=1, world_size=3, ask=lambda ranks, *, timeout_s: {}, say_terminated=lambda at_s: None,
-        terminated_at=lambda rank: theirs_s, first_problem=lambda: problem,
+        terminated_at=lambda rank: theirs_s, first_problem=lambda: problem, say_failed=lambda state: None,
+        failed=lambda ranks: {},
     )  # fmt: skip
     protocol: Any = SimpleNamespace(left={}, asking=Asking(1, Limits(), Progress(lambda _: None)))
     return exception_cause.Losses(log, protocol, SimpleNamespace(state=lambda: HERE)).at_sigterm()  # type: ignore[arg-type]

@@ -61,6 +61,7 @@ class Losses:
         if not is_of_communication(error):
             return None
         raised_at = stack_of(error) or ((line,) if line else ())
+        self._log.say_failed(self._state_at(raised_at))
         found = _for_a_moment(lambda: self._dead(raised_at) or self._exited(raised_at))
         return found or self._aborted_elsewhere(raised_at)
 
@@ -75,6 +76,7 @@ class Losses:
         elsewhere = self._log.first_problem()
         if elsewhere is not None:
             return elsewhere, ()
+        self._log.say_failed(self._snapshot.state())
         found = _for_a_moment(lambda: self._dead(is_no_cause=lambda rank: self._received_same_sigterm(rank, at_s)))
         found = found or self._aborted_elsewhere()
         return (finding_check(found), found.gone) if found is not None else None
@@ -125,8 +127,16 @@ class Losses:
             return None
         here = self._state_at(raised_at) if raised_at else self._snapshot.state()
         may_live = [rank for rank, found in absent.items() if found.may_live]
-        states = self._log.ask(may_live, timeout_s=_ANSWER_S) if may_live else {}
-        return why_stuck(Situation(ByRank({**states, here.rank: here}), before={}, lost=lost))
+        states = {**self._states(may_live), here.rank: here}
+        return why_stuck(Situation(ByRank(states), before={}, lost=lost))
+
+    def _states(self, ranks: Sequence[int]) -> dict[int, RankState]:
+        """The states of ranks that are alive: one that settles an alarm answers nobody, but has said how it failed."""
+        failed = self._log.failed(ranks)
+        asked = [rank for rank in ranks if rank not in failed]
+        answered = self._log.ask(asked, timeout_s=_ANSWER_S) if asked else {}
+        silent = [rank for rank in asked if rank not in answered]
+        return {**failed, **answered, **self._log.failed(silent)}
 
 
 def _for_a_moment(look: Callable[[], Finding | None]) -> Finding | None:

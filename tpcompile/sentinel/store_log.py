@@ -17,6 +17,7 @@
     raised                  the first rank that raised an exception
     closed/<rank>           set when a rank that raised sends nothing more
     terminated/<rank>       when a rank received SIGTERM, Unix time
+    failed/<rank>           state of a rank in which communication failed, or that received SIGTERM
     waiting/<n>/<rank>      shared by all domains: state of a rank that waits for ranks of a different domain
     waiting/<n>/run_dir     shared by all domains: the directory of the reports, by time and number
     waiting/<n>/problem     likewise: the first problem for which a domain ends the job
@@ -311,6 +312,14 @@ class StoreLog:
         """When a rank received SIGTERM; None if it did not, or could not publish it."""
         found: float | None = self._count(1).peek(f"terminated/{rank}", Seconds)
         return found
+
+    def say_failed(self, state: RankState) -> None:
+        """Publish the state of this rank where communication failed."""
+        self._count(1).put(f"failed/{self.rank}", state.model_dump(mode="json"))
+
+    def failed(self, ranks: Sequence[int]) -> dict[int, RankState]:
+        """The states of those ranks that have said that communication failed there."""
+        return _published(self._count(len(ranks)).under("failed"), ranks, RankState)
 
     def say_problem(self, problem: Check) -> None:
         """Publish to all domains why the job ends, unless a domain has done so."""
