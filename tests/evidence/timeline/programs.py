@@ -1147,3 +1147,27 @@ def a_hook_is_registered_on_the_first_rank(rank: int) -> None:
     for step in range(3):
         collective("step", step)
         backward(weights, step)
+
+
+def time_is_over(rank: int) -> None:
+    """Each rank looks at a clock of its own."""
+    for step in range(9):
+        collective(step)
+        is_over = step == (6 if rank == 1 else 8)
+        if is_over:  # parts
+            break
+    collective("end")
+
+
+def each_rank_has_a_folder_of_its_own(rank: int) -> None:
+    folder = ("tmp-x2", "tmp-9f", "tmp-k0")[rank]
+    words = (40, 40, 41)[rank]  # sets
+    rows = len(folder) + words
+    for _ in range(4):
+        collective(rows)
+
+
+def each_rank_has_a_length_of_its_own(rank: int) -> None:
+    rows = (40, 44, 52)[rank]  # sets
+    for _ in range(4):
+        collective(rows)

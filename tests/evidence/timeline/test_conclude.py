@@ -49,6 +49,24 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
     assert [check.id for check in found.checks] == [CheckId.SAME_BRANCHES]
 
 
+@pytest.mark.parametrize(
+    ("cause", "world_size", "ranks"),
+    [(Cause.STUCK_COLLECTIVE, 2, (0, 1)), (Cause.STUCK_COLLECTIVE, 3, (0,)), (Cause.RAISED, 2, (0,))],
+)
+def test_of_two_ranks_that_parted_at_a_branch_without_a_past_nobody_is_blamed_by_a_past_of_collectives(
+    cause: Cause, world_size: int, ranks: tuple[int, ...]
+) -> None:
+    """What a rank did itself stays a fact, and of more ranks the others are witnesses."""
+    flows = {rank: flow_of(programs.data_ends_early, rank) for rank in (0, 1)}
+    before = verdict(cause, line=UserLine(file="main.py", line=1, function="f")).model_copy(
+        update={"world_size": world_size}
+    )
+    found = with_branch(before, flows, READABLE)
+    assert found.lead is not None and found.lead.parted is not None
+    assert found.lead.parted.odd == ()
+    assert (found.lead.ranks, found.lead.is_rank_known) == (ranks, ranks != (0, 1))
+
+
 @pytest.mark.parametrize("cause", [Cause.KILLED, Cause.STOPPED_RESPONDING, Cause.STUCK_COLLECTIVE])
 def test_a_branch_after_which_all_issue_the_same_collectives_stops_no_rank(cause: Cause) -> None:
     """It may have led to other data: of content that differs, it has the line."""
@@ -212,10 +230,11 @@ def test_a_replay_keeps_what_the_live_verdict_knew(flows: dict[int, Flow]) -> No
 
 
 @pytest.mark.parametrize(
-    ("is_habit", "code"), [(True, "log.append(1 // (step - 4))  # parts"), (False, "if rank != 0:")]
+    ("is_habit", "code", "ranks"),
+    [(True, "log.append(1 // (step - 4))  # parts", (0,)), (False, "if rank != 0:", ())],
 )
 def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_way_is_named(
-    is_habit: bool, code: str, monkeypatch: pytest.MonkeyPatch
+    is_habit: bool, code: str, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flows = {rank: flow_of(programs.the_first_rank_writes_and_fails, rank) for rank in (0, 1)}
     flows[1] = until(flows[1], [(programs.__file__, programs.collective.__code__.co_firstlineno)])  # where it waits
@@ -226,7 +245,7 @@ def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_
     monkeypatch.setattr(conclude, "parted", lambda *_, **__: at_role)
     found = with_branch(verdict(Cause.CALL_COUNT), flows, READABLE)
     assert found.lead is not None and found.lead.line is not None
-    assert (found.lead.ranks, found.lead.line.code) == ((0,), code)
+    assert (found.lead.ranks, found.lead.line.code) == (ranks, code)
 
 
 @pytest.mark.parametrize(("is_habit", "ranks"), [(True, (0, 1, 2)), (False, (2,))])

@@ -136,8 +136,24 @@ def test_of_two_ranks_the_one_that_leaves_a_loop_over_items_earlier_is_not_blame
     """One has fewer items, or the other more. Where a pass issues a collective the ranks go through it together."""
     assert line_and_odd(programs.one_rank_has_a_setting_more)[1] == ()
     assert line_and_odd(programs.data_ends_early)[1] == ()
-    monkeypatch.setattr(source, "is_loop", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.time_is_over) == ("if is_over:  # parts", ())
+    assert line_and_odd(programs.time_is_over, 3)[1] == (1,)  # a majority goes on
+    monkeypatch.setattr(source, "may_end_loop", lambda *_: False)  # the negative control
     assert line_and_odd(programs.data_ends_early)[1] == (1,)
+    assert line_and_odd(programs.time_is_over)[1] == (1,)
+
+
+def test_a_value_of_which_each_rank_has_its_own_is_a_reason_only_where_no_other_tells_some_ranks_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = line_and_odd(programs.each_rank_has_a_folder_of_its_own, 3, is_of_sizes=True)
+    assert found == ("words = (40, 40, 41)[rank]  # sets", (2,))
+    assert line_and_odd(programs.each_rank_has_a_length_of_its_own, 3, is_of_sizes=True) == (
+        "rows = (40, 44, 52)[rank]  # sets", (),
+    )  # fmt: skip
+    monkeypatch.setattr(part, "_are_all_different", lambda _: False)  # the negative control
+    found = line_and_odd(programs.each_rank_has_a_folder_of_its_own, 3, is_of_sizes=True)
+    assert found == ('folder = ("tmp-x2", "tmp-9f", "tmp-k0")[rank]', ())
 
 
 def test_where_both_leave_what_they_did_before_nobody_is_blamed() -> None:

@@ -51,6 +51,15 @@ _DID = {
     "value": "{value} ({place})",
 }
 _EQUAL_VALUES = "Make what is set there equal on all ranks."
+_A_PAIR = 2
+_ALIGNED = frozenset({
+    Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.COMMUNICATION,
+    Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD,
+})  # fmt: skip
+"""What blames one of two ranks by its own past; where they parted at a branch, only the past of that counts.
+
+What a rank did itself, as to raise or to recompile, is a fact at any number of ranks.
+"""
 _OF_SIZES = frozenset({Cause.STUCK_COLLECTIVE, Cause.COMMUNICATION})
 """What sizes that differ may end as: gloo ends one of the ranks, and another one waits in the next collective."""
 NOT_RECORDED = Check(
@@ -194,6 +203,8 @@ def _over(lead: Lead) -> tuple[int, ...]:
 
 
 def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[str]) -> Verdict:
+    is_by_past = verdict.world_size == _A_PAIR and len(before.ranks) == 1 and before.cause in _ALIGNED
+    before = before.model_copy(update={"is_rank_known": before.is_rank_known and not is_by_past})
     lead = _lead(before, _with_code(found, readable))
     checks = verdict.checks
     if lead.cause is Cause.PARTED:

@@ -19,7 +19,7 @@ from tpcompile.evidence.timeline.given import texts_of_program, values_read
 from tpcompile.evidence.timeline.own_way import own_fork
 from tpcompile.evidence.timeline.pair import Counts, Pair
 from tpcompile.evidence.timeline.reasons import Reasons
-from tpcompile.evidence.timeline.values import Scopes, Unlike, compared
+from tpcompile.evidence.timeline.values import Key, Scopes, Unlike, compared
 from tpcompile.evidence.timeline.walk import Fork, Step, Walks, common_start, forks, is_line, kind_of, place_of
 
 _SHOWN = 4
@@ -79,6 +79,9 @@ def _parted_in(
             pairs.append(_pair(walks, base, rank, begin, readable, before, over, is_same_program=is_same_program))
     pairs, outside = _without_what_is_harmless(pairs, like_base)
     earliest = _earliest(outside, named, is_of_sizes=is_of_sizes)
+    if earliest is not None and isinstance(earliest.origin, Unlike):
+        shared = _earliest(_without_own(outside), named, is_of_sizes=is_of_sizes)
+        earliest = shared if shared is not None and isinstance(shared.origin, Unlike) else earliest
     if earliest is None:
         return None, False
     origin, last = earliest.origin, earliest.last
@@ -130,6 +133,24 @@ def _without_what_is_harmless(pairs: Sequence[Pair], like_base: Collection[int])
         if pair.reasons.rank not in like_base
     ]
     return [*within, *outside], outside
+
+
+def _without_own(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs without the values of which each rank has one of its own, as the name of its folder.
+
+    They are a reason only where no value is one that tells some ranks from others.
+    """
+    found = [pair.reasons.values.found for pair in pairs]
+    shared = set(found[0]).intersection(*found[1:]) if len(found) > 1 else set[Key]()
+    own = frozenset(key for key in shared if _are_all_different([values[key] for values in found]))
+    if not own:
+        return list(pairs)
+    return [replace(pair, reasons=replace(pair.reasons, values=pair.reasons.values.without(own))) for pair in pairs]
+
+
+def _are_all_different(values: Sequence[Unlike | None]) -> bool:
+    theirs = {unlike.theirs for unlike in values if unlike is not None}
+    return len(theirs) == len(values) > 1
 
 
 def _earliest(pairs: Sequence[Pair], named: Collection[str], *, is_of_sizes: bool) -> Counts | None:
@@ -226,7 +247,7 @@ def _parted(
     # Nothing foretells the end of a loop that went on so far: one rank has fewer items, or the other more. Nor do a few
     # items foretell what the next one is like.
     file = walks.codes[code].file
-    is_told = not passes.is_of_items and (differ(before) or not source.is_loop(file, line, readable))
+    is_told = not passes.is_of_items and (differ(before) or not source.may_end_loop(file, line, readable))
     is_told &= passes.is_uneven or len(before) > FEW_TOLD or not source.reads_item(file, line, readable)
     went = tuple(
         _went(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))

@@ -43,6 +43,14 @@ def is_loop(file: str, line: int, readable: Collection[str]) -> bool:
     return file in readable and loop_around(file, line)[0] == line
 
 
+def may_end_loop(file: str, line: int, readable: Collection[str]) -> bool:
+    """True for the head of a loop, and for an `if` in it that leaves it, in a file that may be read."""
+    if file not in readable:
+        return False
+    head, _ = loop_around(file, line)
+    return head == line or (head > 0 and line in _leaving(file))
+
+
 def reads_item(file: str, line: int, readable: Collection[str]) -> bool:
     """True for a line in a loop that reads what the loop takes in each pass, in a file that may be read."""
     head, _ = loop_around(file, line) if file in readable else (0, 0)
@@ -67,6 +75,16 @@ def _plain(file: str) -> frozenset[int]:
             has_condition = any(isinstance(part, ast.IfExp | ast.BoolOp | ast.comprehension) for part in ast.walk(node))
             found.update([] if has_condition else range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return frozenset(found)
+
+
+@lru_cache(maxsize=256)
+def _leaving(file: str) -> frozenset[int]:
+    """Lines of each `if` of which one side ends in `break` or `return`."""
+    branches = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.If))
+    ends = (ast.Break, ast.Return)
+    return frozenset(
+        node.lineno for node in branches if any(isinstance(side[-1], ends) for side in (node.body, node.orelse) if side)
+    )
 
 
 @lru_cache(maxsize=256)
