@@ -101,10 +101,23 @@ def test_a_rank_that_aborted_is_in_the_collective_in_which_the_others_wait() -> 
 
 def test_a_rank_that_aborted_at_the_same_line_had_content_that_does_not_fit() -> None:
     waiting = state(0, *steps(issued(7, 11, 4.0, done=False)))
-    parting = align(streams_of({0: waiting}, {1: died(1, 5, 11)}))
+    streams = streams_of({0: waiting}, {1: died(1, 5, 11)})
+    assert streams[1].events[0].content == {}, "what rank 0 sent is no evidence of what rank 1 did"
+    parting = align(streams)
     assert parting is not None
     assert (parting.edit, parting.odd, parting.line) == (Edit.UNDECIDED, (), line(11))
     assert parting.fields == ("sizes, dtypes or split sizes",)
+
+
+@pytest.mark.parametrize(("sizes", "known"), [("4x4", {"sizes": "4x4", "dtypes": "Float"}), ("8x4", {})])
+def test_what_an_aborted_rank_sent_is_known_only_where_all_others_sent_the_same_there(
+    sizes: str, known: dict[str, str]
+) -> None:
+    waiting = steps(issued(7, 11, 4.0, done=False))
+    other = [one.model_copy(update={"sizes": sizes}) if one.place == waiting[1].place else one for one in waiting]
+    states = {0: state(0, *waiting), 2: state(2, *other)}
+    event = streams_of(states, {1: died(1, 5, 10)})[1].events[0]
+    assert event.content == known
 
 
 def test_a_rank_that_left_earlier_is_known_by_its_own_past() -> None:

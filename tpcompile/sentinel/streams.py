@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 
-from tpcompile.evidence.iterables import find, first
+from tpcompile.evidence.iterables import differ, find, first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.source import loop_around
 from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream, TimedStream
@@ -202,7 +202,8 @@ def _aborted_in(lost: Lost, waiting: RankState, states: Mapping[int, RankState],
     """The collective in which a rank aborted, under the number at which the others wait for it.
 
     Its op and content are those that another rank issued from the same lines before, or else from the same innermost
-    line. Where the others are in the same one its content is not known, but that it does not fit: it aborted there.
+    line. Its content is not known where ranks issued different ones there; nor where the others are in the same one,
+    but that it does not fit: it aborted there.
     """
     met = _met_by(lost, waiting)
     is_same = all(_is_beside(lost, state) for state in states.values() if _waits_for(state, lost.rank))
@@ -211,14 +212,16 @@ def _aborted_in(lost: Lost, waiting: RankState, states: Mapping[int, RankState],
     like = at_its_lines or find(issued, lambda one: _ends_as(lost, one))
     event = event_of(like or met, compiled)
     stack = event.stack if at_its_lines else lost.stack
+    alike = [one for one in issued if like is not None and (one.op, one.place) == (like.op, like.place)]
+    is_told = not is_same and not differ(one.what for one in alike)
     inside = {"region": event.region, "call_depth": event.call_depth} if like else {}
     return Event(
         kind=event.kind,
         name=event.name,
         group=met.group,
         number=met.seq,
-        content={} if is_same else event.content,
-        own={} if is_same else event.own,
+        content=event.content if is_told else {},
+        own=event.own if is_told else {},
         stack=stack,
         loops=_loops(stack),
         is_done=False,

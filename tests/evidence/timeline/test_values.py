@@ -255,4 +255,4 @@ def test_values_are_compared_where_the_ranks_are_together() -> None:
 
 
 def test_the_programs_are_marked() -> None:
-    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 7
+    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 9
