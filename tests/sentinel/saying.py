@@ -28,7 +28,8 @@ class Ranks:
         self.is_odd = self.rank == ODD
 
     def sentinel(self, **options: Any) -> Sentinel:
-        return Sentinel(policy="warn", prints=False, **options)
+        """Without executed lines, which another Python records by itself: what is said does not depend on it."""
+        return Sentinel(policy="warn", prints=False, **{"flow": False, **options})
 
     def found(self, sentinel: Sentinel) -> list[dict[str, Any]]:
         """What this rank knows was found."""
