@@ -1171,3 +1171,36 @@ def each_rank_has_a_length_of_its_own(rank: int) -> None:
     rows = (40, 44, 52)[rank]  # sets
     for _ in range(4):
         collective(rows)
+
+
+OLD = (False, False, False, True)
+"""Of each rank, whether it is told where it was before."""
+racks: list[str] = []
+
+
+def look_up(epoch: int, is_old: bool) -> None:
+    if epoch > 0 and is_old:  # parts
+        racks.append("rack 0")
+        return
+    racks.append("rack 1")
+
+
+def width_of(layer: int) -> int:
+    return 8 * layer
+
+
+def trained(rank: int, step: int) -> float:
+    collective("step", step)
+    return float(rank % 2)
+
+
+def one_rank_is_told_an_old_place(rank: int) -> None:
+    """All issue the same; a group that they do not know of comes of it. Rank 0 logs once."""
+    widths = [width_of(1), width_of(2)]
+    widths += [width_of(3), width_of(4)]
+    for step in range(6):
+        if step % 3 == 0:
+            look_up(step // 3, OLD[rank])
+        loss = trained(rank, step)
+        if rank == 0 and step < 1:
+            log.append((loss, widths))

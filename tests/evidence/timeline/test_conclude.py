@@ -43,8 +43,10 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
     found = with_branch(verdict(Cause.STUCK_COLLECTIVE), flows, READABLE)
     assert found.lead is not None and found.lead.line is not None
     assert (found.lead.cause, found.lead.ranks, found.lead.consequence) == (
-        Cause.PARTED, (1,), "stuck in a collective: as it was"
+        Cause.PARTED, (0, 1), "stuck in a collective: as it was"
     )  # fmt: skip
+    usual, other = map(conclude.side_text, found.lead.parted.sides if found.lead.parted else ())
+    assert usual.endswith(", as both did before") and "before" not in other
     assert "execute_dummy(step)" in found.lead.line.code
     assert [check.id for check in found.checks] == [CheckId.SAME_BRANCHES]
 
@@ -90,8 +92,8 @@ def test_one_line_that_issues_more_on_one_rank_is_explained_by_a_branch_before(
     found = with_branch(red, flows, READABLE)
     assert (found != red) == is_led
     if is_led:
-        assert found.lead is not None and found.lead.line is not None
-        assert (found.lead.line.code, found.lead.ranks) == ("if name in LEFT_OUT[rank]:  # parts", (1,))
+        assert found.lead is not None and found.lead.line is not None and found.lead.parted is not None
+        assert (found.lead.line.code, found.lead.parted.odd) == ("if name in LEFT_OUT[rank]:  # parts", (1,))
 
 
 def until_collective(flow: Flow, number: int) -> Flow:
@@ -147,7 +149,7 @@ def test_ranks_that_compiled_the_same_or_used_one_group_are_alike(
 def test_of_content_that_differs_the_branch_gives_the_line_and_the_rank(flows: dict[int, Flow]) -> None:
     found = with_branch(verdict(Cause.AUTOCAST, is_rank_known=False), flows, READABLE)
     assert found.lead is not None and found.lead.line is not None
-    assert (found.lead.cause, found.lead.says, found.lead.ranks) == (Cause.AUTOCAST, "as it was", (1,))
+    assert (found.lead.cause, found.lead.says, found.lead.ranks) == (Cause.AUTOCAST, "as it was", (0, 1))
     assert found.lead.line.function == "idle_rank_runs_a_dummy"
     assert found.checks == ()
 
@@ -230,11 +232,10 @@ def test_a_replay_keeps_what_the_live_verdict_knew(flows: dict[int, Flow]) -> No
 
 
 @pytest.mark.parametrize(
-    ("is_habit", "code", "ranks"),
-    [(True, "log.append(1 // (step - 4))  # parts", (0,)), (False, "if rank != 0:", ())],
+    ("is_habit", "code"), [(True, "log.append(1 // (step - 4))  # parts"), (False, "if rank != 0:")]
 )
 def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_way_is_named(
-    is_habit: bool, code: str, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    is_habit: bool, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flows = {rank: flow_of(programs.the_first_rank_writes_and_fails, rank) for rank in (0, 1)}
     flows[1] = until(flows[1], [(programs.__file__, programs.collective.__code__.co_firstlineno)])  # where it waits
@@ -243,9 +244,11 @@ def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_
     role = UserLine(file=programs.__file__, line=number, function="written")
     at_role = Parted(line=role, times=4, sides=(), is_habit=is_habit)
     monkeypatch.setattr(conclude, "parted", lambda *_, **__: at_role)
-    found = with_branch(verdict(Cause.CALL_COUNT), flows, READABLE)
-    assert found.lead is not None and found.lead.line is not None
-    assert (found.lead.ranks, found.lead.line.code) == (ranks, code)
+    of_more_ranks = verdict(Cause.CALL_COUNT).model_copy(update={"world_size": 3})
+    for red, ranks in ((of_more_ranks, (0,)), (verdict(Cause.CALL_COUNT), (0, 1))):
+        found = with_branch(red, flows, READABLE)
+        assert found.lead is not None and found.lead.line is not None
+        assert (found.lead.ranks, found.lead.line.code) == (ranks, code)
 
 
 @pytest.mark.parametrize(("is_habit", "ranks"), [(True, (0, 1, 2)), (False, (2,))])
@@ -258,7 +261,8 @@ def test_a_role_that_is_not_among_the_ranks_of_the_finding_is_not_to_blame(
     stage = Parted(line=line, times=4, sides=sides, odd=(2,), is_habit=is_habit)
     monkeypatch.setattr(conclude, "parted", lambda *_, **__: stage)
     flows = {rank: flow_of(programs.same_on_all, rank) for rank in range(3)}
-    found = with_branch(verdict(Cause.STUCK_COLLECTIVE, (0, 1), is_rank_known=False), flows, READABLE)
+    stuck = verdict(Cause.STUCK_COLLECTIVE, (0, 1), is_rank_known=False).model_copy(update={"world_size": 3})
+    found = with_branch(stuck, flows, READABLE)
     assert found.lead is not None and found.lead.ranks == ranks
 
 
@@ -288,11 +292,11 @@ def test_a_rank_whose_loop_ended_has_not_left_its_own_way(monkeypatch: pytest.Mo
     flows[1] = until(flows[1], [(programs.__file__, waits)])
     stuck = verdict(Cause.STUCK_COLLECTIVE, (0, 1), is_rank_known=False)
     found = with_branch(stuck, flows, READABLE)
-    assert found.lead is not None and found.lead.line is not None
-    assert (found.lead.ranks, found.lead.line.code) == ((0, 1), "for _ in range(3 + rank):")
+    assert found.lead is not None and found.lead.parted is not None
+    assert (found.lead.parted.usual, found.lead.parted.line.code) == (None, "for _ in range(3 + rank):")
     monkeypatch.setattr(conclude, "is_loop", lambda *_: False)
     found = with_branch(stuck, flows, READABLE)
-    assert found.lead is not None and found.lead.ranks != (0, 1)
+    assert found.lead is not None and found.lead.parted is not None and found.lead.parted.usual is not None
 
 
 def test_only_a_rank_that_left_something_out_will_not_execute_more(

@@ -156,6 +156,16 @@ def test_a_value_of_which_each_rank_has_its_own_is_a_reason_only_where_no_other_
     assert found == ('folder = ("tmp-x2", "tmp-9f", "tmp-k0")[rank]', ())
 
 
+def test_a_part_that_a_rank_takes_once_is_no_reason_where_another_rank_went_another_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is known to depend on either. What a function returns is no variable that was equal before."""
+    found = line_and_odd(programs.one_rank_is_told_an_old_place, 4)
+    assert found == ("if epoch > 0 and is_old:  # parts", (3,))
+    monkeypatch.setattr(reasons.Reasons, "is_part", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.one_rank_is_told_an_old_place, 4)[0] == "if rank == 0 and step < 1:"
+
+
 def test_where_both_leave_what_they_did_before_nobody_is_blamed() -> None:
     """Most passes skip a layer, so that the past mostly told it; when a layer is trained, it never told."""
     found = found_of(programs.layers_are_sampled_anew, 2)

@@ -188,16 +188,17 @@ def test_a_rank_that_waits_may_do_so_for_sizes_that_differ(cause: Cause, is_name
     verdict = Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="", lead=lead)
     found = with_branch(verdict, flows_of(programs.a_size_differs_once), {programs.__file__}).lead
     assert found is not None
-    assert (found.cause, found.ranks) == (cause, (1,) if is_named else (0,))
+    assert (found.cause, found.ranks, found.parted is not None) == (cause, (0, 1) if is_named else (0,), is_named)
 
 
-def test_content_that_differs_keeps_its_cause_and_has_the_line_and_the_rank() -> None:
+def test_content_that_differs_keeps_its_cause_and_has_the_line() -> None:
     flows = flows_of(programs.a_size_differs_once)
     lead = Lead(cause=Cause.COLLECTIVE_SIZES, says="sizes differ", ranks=(0, 1), is_rank_known=False)
     verdict = Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="", lead=lead)
     found = with_branch(verdict, flows, {programs.__file__}).lead
     assert found is not None and found.line is not None and found.parted is not None
-    assert (found.cause, found.ranks, found.is_rank_known) == (Cause.COLLECTIVE_SIZES, (1,), True)
+    assert (found.cause, found.ranks, found.is_rank_known) == (Cause.COLLECTIVE_SIZES, (0, 1), False)
+    assert found.parted.odd == (1,)
     assert found.line.line == marked(programs.tokens_of)
     assert "returns 23" in side_text(found.parted.sides[1])
     assert found.do_first == "Make what is set there equal on all ranks."
@@ -252,6 +253,19 @@ def test_values_are_compared_where_the_ranks_are_together() -> None:
     found = compared(walks, Scopes(walks.codes), 0, 1, [], (2, 0)).found
     assert len(found) == 4 and set(found.values()) == {None}
     assert any(compared(walks, Scopes(walks.codes), 0, 1, []).found.values()), "the negative control"
+
+
+@pytest.mark.parametrize(("name", "is_new"), [("", False), ("x", True)])
+def test_what_functions_return_is_no_variable_that_was_equal_before(name: str, is_new: bool) -> None:
+    """A variable that other lines gave equal values is one that this line sets apart."""
+    code = Code(file="train.py", function="main", line=1, names=("x",))
+    places = [(0, 5), (0, 5), (0, 5), (0, 9), (0, 9)]
+    mine, theirs = (
+        [Value(at, at + 1, place, name, EXACT | (rank if place[1] == 9 else at)) for at, place in enumerate(places)]
+        for rank in (7, 8)
+    )
+    walks = Walks([code], {0: [], 1: []}, (), {0: mine, 1: theirs})
+    assert bool(compared(walks, Scopes(walks.codes), 0, 1, []).new) == is_new
 
 
 def test_the_programs_are_marked() -> None:

@@ -189,6 +189,8 @@ class Went(Frozen):
     """`sets slots = 8`, or `returns 8`."""
     given: str = ""
     """`slot = 1`: what the branch reads, where that tells the sides apart."""
+    is_as_before: bool = False
+    """Of two ranks, the one that went the way that both had gone there before."""
 
 
 class Parted(Frozen):

@@ -56,7 +56,7 @@ _ALIGNED = frozenset({
     Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.COMMUNICATION,
     Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD,
 })  # fmt: skip
-"""What blames one of two ranks by its own past; where they parted at a branch, only the past of that counts.
+"""What blames one of two ranks by its own past.
 
 What a rank did itself, as to raise or to recompile, is a fact at any number of ranks.
 """
@@ -203,9 +203,12 @@ def _over(lead: Lead) -> tuple[int, ...]:
 
 
 def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[str]) -> Verdict:
-    is_by_past = verdict.world_size == _A_PAIR and len(before.ranks) == 1 and before.cause in _ALIGNED
-    before = before.model_copy(update={"is_rank_known": before.is_rank_known and not is_by_past})
-    lead = _lead(before, _with_code(found, readable))
+    found = _with_code(found, readable)
+    are_all_two = verdict.world_size == _A_PAIR
+    if are_all_two and before.cause in _ALIGNED and len(before.ranks) == 1:
+        before = before.model_copy(update={"is_rank_known": False})
+    everyone = (0, 1) if are_all_two else _compared(found)
+    lead = _lead_of_two(before, found, everyone) if len(everyone) == _A_PAIR else _lead(before, found, found.odd)
     checks = verdict.checks
     if lead.cause is Cause.PARTED:
         follows = {"is_consequence": True}
@@ -226,17 +229,25 @@ def _check(lead: Lead) -> Check:
     )
 
 
-def _lead(before: Lead, found: Parted) -> Lead:
+def _lead_of_two(before: Lead, found: Parted, everyone: tuple[int, ...]) -> Lead:
+    """Of two ranks no past says which one is wrong: what changed may have been due. It is said who did as before."""
+    sides = tuple(
+        side.model_copy(update={"is_as_before": bool(found.odd) and set(found.odd).isdisjoint(side.ranks)})
+        for side in found.sides
+    )
+    lead = _lead(before, found.model_copy(update={"sides": sides}), ())
+    return lead if lead.is_rank_known else lead.model_copy(update={"ranks": everyone})
+
+
+def _lead(before: Lead, found: Parted, odd: tuple[int, ...]) -> Lead:
+    """The lead that begins with the branch, and blames the `odd` ranks."""
     decided = found.led_to or found.line
     raised_at = before.line if before.cause in (Cause.RAISED, Cause.UNKNOWN) else None  # the gate's has no cause
     if raised_at is not None and (raised_at.file, raised_at.function) == (decided.file, _name(decided)):
         return before  # the ranks parted because this one raised
-    is_aside = found.is_habit and bool(before.ranks) and set(found.odd).isdisjoint(before.ranks)  # a role, no fault
-    everyone = tuple(sorted(rank for side in found.sides for rank in side.ranks))
-    are_all_known = before.is_rank_known and set(everyone) <= set(before.ranks)  # each waits for the next one
-    odd = () if is_aside or are_all_known else found.odd
-    ranks = odd or (before.ranks if before.is_rank_known else ())
-    update = {"ranks": ranks or everyone, "is_rank_known": bool(ranks), "line": found.line, "parted": found}
+    is_aside = found.is_habit and bool(before.ranks) and set(odd).isdisjoint(before.ranks)  # a role, no fault
+    ranks = (() if is_aside else odd) or (before.ranks if before.is_rank_known else ())
+    update = {"ranks": ranks or _compared(found), "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
         line = found.set_at or found.line
         seen_at = before.line if before.line != line else None
@@ -248,6 +259,10 @@ def _lead(before: Lead, found: Parted) -> Lead:
     return before.model_copy(
         update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
     )
+
+
+def _compared(found: Parted) -> tuple[int, ...]:
+    return tuple(sorted(rank for side in found.sides for rank in side.ranks))
 
 
 def _do_first(before: Lead, found: Parted) -> str:
@@ -285,7 +300,8 @@ def side_text(side: Went) -> str:
     does = _way_text(side, _DOES)
     verb, _, rest = does.partition(" ")
     several = _PLURAL.get(verb, verb.removesuffix("s")) if len(side.ranks) > 1 else verb
-    return f"{named_ranks(side.ranks)}{given} {several} {rest}"
+    before = ", as both did before" if side.is_as_before else ""
+    return f"{named_ranks(side.ranks)}{given} {several} {rest}{before}"
 
 
 def _way_text(side: Went, verbs: Mapping[str, str]) -> str:

@@ -29,6 +29,7 @@ Origin = Fork | Unlike | UnlikeBefore
 class Weight(IntEnum):
     """How much what parted two ranks counts beside what parted others."""
 
+    UNLINKED_ROLE = auto()
     UNLINKED = auto()
     """Nothing is known to depend on it."""
     HABIT_OF_SIZES = auto()
@@ -68,7 +69,7 @@ class Counts(NamedTuple):
                 return Weight.ROLE
             return Weight.HABIT if self.is_habit else Weight.ONCE
         if not self.is_linked:
-            return Weight.UNLINKED
+            return Weight.UNLINKED_ROLE if self.is_role else Weight.UNLINKED
         return Weight.HABIT_OF_SIZES if self.is_uneven else Weight.CONTENT
 
     @property
@@ -199,7 +200,7 @@ class Pair:
         if apart is None:
             is_recent = len(self._met) > 1 and newest.starts[0] > self._met[-2]  # in the newest they are stuck
             origin = self.reasons.origin(newest, once[:-1], differing)
-            return Counts(origin, newest, False, False, is_recent)
+            return Counts(origin, newest, False, False, is_recent, is_role=self.reasons.is_part(newest))
         depends = self.reasons.dependence(self.reasons.read(steps[apart.set_at]), apart.set_at, differing, ())
         return Counts(self.reasons.earliest(depends, ()) or apart, None, False, False)
 

@@ -183,7 +183,9 @@ def _is_one_thing(steps: Sequence[Step], walks: Walks, set_here: Sequence[Unlike
 
 
 def _was_equal(key: Key, of_name: Sequence[Key], found: Mapping[Key, Unlike | None]) -> bool:
-    """True where other lines gave the variable equal values before, each time."""
+    """True where other lines gave the variable equal values before, each time; what functions return is none."""
+    if not key[1]:
+        return False
     before = [found[other] for other in of_name if other[0] < key[0]]
     return len(before) >= _EQUAL and not any(before)
 
