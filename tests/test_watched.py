@@ -13,12 +13,15 @@ from tests.gate.runs import leftovers
 from tests.picture import VERDICT, text_of
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.rundir import RunDir
+from tpcompile.recording.flow import IS_POSSIBLE
 from tpcompile.watched import Settings, environment
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 PROGRAM = Path(__file__).parent / "watched_program.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LINES = PROGRAM.read_text().splitlines()
+ODD = (0, 1) if IS_POSSIBLE else (1,)
+"""Of two ranks that are known to have parted at a branch, nobody is blamed."""
 
 
 def run(tmp_path: Path, command: list[str], *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +67,7 @@ def test_a_healthy_job_keeps_its_output_and_is_told_to_be_watched(tmp_path: Path
 @pytest.mark.parametrize(
     ("what", "cause", "ranks", "line"),
     [
-        ("leaves early", {Cause.STUCK_COLLECTIVE, Cause.PARTED}, (1,), {"dist.all_reduce(", "if WHAT == \"leaves"}),
+        ("leaves early", {Cause.STUCK_COLLECTIVE, Cause.PARTED}, ODD, {"dist.all_reduce(", "if WHAT == \"leaves"}),
         ("raises", {Cause.RAISED}, (0,), {"raise ValueError"}),
     ],
 )  # fmt: skip
@@ -105,11 +108,11 @@ def test_the_example_of_the_readme_is_named_as_it_says(tmp_path: Path) -> None:
     example = ROOT / "examples" / "overflow.py"
     done = run(tmp_path, [*TORCHRUN, str(example)])
     lead = RunDir(tmp_path / "run").read_verdict().lead
-    assert (done.returncode, lead.ranks) == (1, (1,))
+    assert (done.returncode, lead.ranks) == (1, ODD)
     says = f"overflow.py:{lead.line.line} in {lead.line.function}"
     if sys.version_info >= (3, 12):
         assert (lead.cause, lead.line.code) == (Cause.PARTED, "if overflowed(loss):")
-        assert f"(rank 1) at examples/{says}" in text_of(VERDICT), "make it again: scripts/verdict_svg.py"
+        assert f"(ranks 0-1 differ) at examples/{says}" in " ".join(text_of(VERDICT).split()), "make it again: scripts/verdict_svg.py"
     else:
         assert (lead.cause, lead.line.function) == (Cause.STUCK_COLLECTIVE, "synchronize")
 
@@ -137,7 +140,7 @@ def test_a_job_whose_ranks_are_killed_at_once_is_judged_by_what_they_kept(tmp_pa
     """The negative control is the interrupted job in which no rank waits."""
     done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "all are killed"])
     verdict = RunDir(tmp_path / "run").read_verdict()
-    assert (done.returncode, verdict.exit_code, verdict.lead.ranks) == (1, 6, (1,))
+    assert (done.returncode, verdict.exit_code, verdict.lead.ranks) == (1, 6, ODD)
     waits, parts = line_with("nobody will say so"), line_with('if WHAT == "all are killed"')
     assert verdict.lead.line.line in ((parts,) if sys.version_info >= (3, 12) else (waits,))
     assert "INCOMPLETE (exit 6)" in done.stderr.rpartition("=====\n")[2], "it may only have been slow"

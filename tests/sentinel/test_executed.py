@@ -59,16 +59,18 @@ def test_the_branch_that_made_later_collectives_differ_is_the_finding_and_they_a
     done, lead = job("skips", tmp_path)
     assert done.returncode == 1
     assert lead is not None and lead.parted is not None
-    assert (lead.cause, lead.ranks, lead.is_rank_known) == (Cause.PARTED, (1,), True)
+    assert (lead.cause, lead.ranks, lead.is_rank_known) == (Cause.PARTED, (0, 1), False)
     assert lead.line is not None
     assert (Path(lead.line.file).name, lead.line.line, lead.line.code) == (
         "branches.py", line_with("if not must_skip(step):"), "if not must_skip(step):"
     )  # fmt: skip
-    sides = {side.ranks: side.line and side.line.line for side in lead.parted.sides}
-    assert sides == {(0,): line_with("optimizer.step()"), (1,): line_with("if dist.get_rank() == 0:")}
+    sides = {side.ranks: (side.line and side.line.line, side.is_as_before) for side in lead.parted.sides}
+    assert sides == {
+        (0,): (line_with("optimizer.step()"), True), (1,): (line_with("if dist.get_rank() == 0:"), False)
+    }  # fmt: skip
     assert lead.parted.times == 5
     own = [check for check in verdict_in(tmp_path).checks if check.is_red and not check.is_consequence]
-    assert [(check.id, check.line, check.ranks) for check in own] == [(CheckId.SAME_BRANCHES, lead.line, (1,))]
+    assert [(check.id, check.line, check.ranks) for check in own] == [(CheckId.SAME_BRANCHES, lead.line, (0, 1))]
     assert lead.consequence
 
 
@@ -83,7 +85,7 @@ def test_a_branch_that_all_ranks_decide_from_an_agreed_value_is_green(tmp_path: 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("form", "ranks", "branch"),
-    [("aborts", None, "if rows == 2:"), ("domains", (1,), 'if FORM == "domains" and')],
+    [("aborts", None, "if rows == 2:"), ("domains", (0, 1), 'if FORM == "domains" and')],
 )
 def test_the_branch_is_found_in_rings(form: str, ranks: tuple[int, ...] | None, branch: str, tmp_path: Path) -> None:
     """Of a rank that gloo aborted, which may be either; and of a rank of a different domain, which is not asked."""

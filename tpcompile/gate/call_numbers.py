@@ -64,10 +64,10 @@ class _Uneven:
         alone = self._numbered(fewest + 1, more.ranks, states)
         shown = alone or self._numbered(fewest, fewer.ranks, states)
         if shown is None:
-            return Finding(Cause.EXTRA_COLLECTIVE, observed, odd, is_rank_known=is_known)
+            return Finding(Cause.EXTRA_COLLECTIVE, observed, odd, is_rank_known=is_known, is_by_past=bool(changed))
         observed += f"; {'the first without a counterpart' if alone else 'the last that all issued'} is {shown}"
         line = shown.call_line or shown.line
-        return Finding(Cause.EXTRA_COLLECTIVE, observed, odd, line, is_rank_known=is_known)
+        return Finding(Cause.EXTRA_COLLECTIVE, observed, odd, line, is_rank_known=is_known, is_by_past=bool(changed))
 
     def _changed(self) -> tuple[int, ...]:
         """Ranks that issued a different number in the call before, if not all did."""

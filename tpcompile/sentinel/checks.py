@@ -64,6 +64,7 @@ def finding_check(finding: Finding) -> Check:
         line=finding.line,
         ranks=finding.ranks,
         is_rank_known=finding.is_rank_known,
+        is_by_past=finding.is_by_past,
         left_out=finding.left_out,
         cause=finding.cause,
     )

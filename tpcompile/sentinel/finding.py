@@ -27,6 +27,8 @@ class Finding:
     """Ranks whose process has ended or does not answer."""
     is_rank_known: bool = True
     """False where nothing tells which of `ranks` left the common program."""
+    is_by_past: bool = False
+    """These ranks are blamed as they did otherwise than before, or ended first: no majority says so."""
     left_out: UserLine | None = None
     """The innermost line of what these ranks left out."""
     is_by_number: bool = False

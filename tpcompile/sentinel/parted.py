@@ -61,5 +61,6 @@ def _is_outvoted(parting: Parting) -> bool:
 def _finding(parting: Parting) -> Finding:
     found = label(parting)
     return Finding(
-        found.cause, found.says, found.ranks, found.line, is_rank_known=bool(parting.odd), left_out=parting.left_out
-    )
+        found.cause, found.says, found.ranks, found.line, is_rank_known=bool(parting.odd),
+        is_by_past=parting.why in (Why.OWN_PAST, Why.END), left_out=parting.left_out,
+    )  # fmt: skip

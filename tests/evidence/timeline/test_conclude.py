@@ -35,7 +35,7 @@ def flows() -> dict[int, Flow]:
 
 
 def verdict(cause: Cause, ranks: tuple[int, ...] = (0,), **lead: Any) -> Verdict:
-    found = Lead(cause=cause, says="as it was", ranks=ranks, **lead)
+    found = Lead(cause=cause, says="as it was", ranks=ranks, **{"is_by_past": True, **lead})
     return Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="as it was", lead=found)
 
 
@@ -52,17 +52,18 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
 
 
 @pytest.mark.parametrize(
-    ("cause", "world_size", "ranks"),
-    [(Cause.STUCK_COLLECTIVE, 2, (0, 1)), (Cause.STUCK_COLLECTIVE, 3, (0,)), (Cause.RAISED, 2, (0,))],
-)
-def test_of_two_ranks_that_parted_at_a_branch_without_a_past_nobody_is_blamed_by_a_past_of_collectives(
-    cause: Cause, world_size: int, ranks: tuple[int, ...]
+    ("cause", "is_by_past", "ranks"),
+    [
+        (Cause.STUCK_COLLECTIVE, True, (0, 1)), (Cause.STUCK_COLLECTIVE, False, (0,)), (Cause.RAISED, False, (0, 1)),
+        (Cause.DTYPE, False, (0,)),
+    ],
+)  # fmt: skip
+def test_of_two_ranks_that_parted_at_a_branch_nobody_is_blamed_by_a_past_or_by_how_it_ended(
+    cause: Cause, is_by_past: bool, ranks: tuple[int, ...]
 ) -> None:
-    """What a rank did itself stays a fact, and of more ranks the others are witnesses."""
+    """Ranks of other domains may be a majority, and what was compiled is a fact."""
     flows = {rank: flow_of(programs.data_ends_early, rank) for rank in (0, 1)}
-    before = verdict(cause, line=UserLine(file="main.py", line=1, function="f")).model_copy(
-        update={"world_size": world_size}
-    )
+    before = verdict(cause, line=UserLine(file="main.py", line=1, function="f"), is_by_past=is_by_past)
     found = with_branch(before, flows, READABLE)
     assert found.lead is not None and found.lead.parted is not None
     assert found.lead.parted.odd == ()
@@ -206,7 +207,7 @@ def test_what_a_different_stage_does_explains_no_difference_between_programs_of_
 
 def test_a_rank_that_raised_in_that_function_parted_because_it_raised(flows: dict[int, Flow]) -> None:
     raised = UserLine(file=programs.__file__, line=1, function="idle_rank_runs_a_dummy")
-    before = verdict(Cause.RAISED, line=raised)
+    before = verdict(Cause.RAISED, line=raised, is_by_past=False)
     assert with_branch(before, flows, READABLE).lead == before.lead
     elsewhere = with_branch(verdict(Cause.RAISED, line=raised.model_copy(update={"function": "send"})), flows, READABLE)
     assert elsewhere.lead is not None and elsewhere.lead.cause is Cause.PARTED
@@ -277,7 +278,7 @@ def test_several_ranks_have_a_plural(how: Any, ranks: tuple[int, ...], text: str
 
 def test_ranks_that_wait_in_a_ring_are_all_to_blame_for_the_branch() -> None:
     flows = {rank: flow_of(programs.two_rings, rank) for rank in range(4)}
-    found = with_branch(verdict(Cause.STUCK_COLLECTIVE, (0, 1, 2, 3)), flows, READABLE)
+    found = with_branch(verdict(Cause.STUCK_COLLECTIVE, (0, 1, 2, 3), is_by_past=False), flows, READABLE)
     assert found.lead is not None and found.lead.line is not None
     assert (found.lead.ranks, found.lead.line.code) == ((0, 1, 2, 3), "if step == 3 and rank in (1, 2):  # parts")
     of_one = verdict(Cause.STUCK_COLLECTIVE, (1,))

@@ -184,7 +184,7 @@ def test_the_branch_that_chose_what_is_returned_is_the_reason() -> None:
 
 @pytest.mark.parametrize(("cause", "is_named"), [(Cause.STUCK_COLLECTIVE, True), (Cause.KILLED, False)])
 def test_a_rank_that_waits_may_do_so_for_sizes_that_differ(cause: Cause, is_named: bool) -> None:
-    lead = Lead(cause=cause, says="rank 1 has died; rank 0 waits", ranks=(0,))
+    lead = Lead(cause=cause, says="rank 1 has died; rank 0 waits", ranks=(0,), is_by_past=True)
     verdict = Verdict(status=Status.FAIL, exit_code=1, world_size=2, summary="", lead=lead)
     found = with_branch(verdict, flows_of(programs.a_size_differs_once), {programs.__file__}).lead
     assert found is not None

@@ -109,6 +109,7 @@ def of_check(check: Check) -> Lead:
         says=says,
         ranks=check.ranks,
         is_rank_known=check.is_rank_known,
+        is_by_past=check.is_by_past,
         line=check.line,
         left_out=check.left_out,
         do_first=do_first,

@@ -89,6 +89,8 @@ class Check(Frozen):
     """Ranks to blame; empty for all or none."""
     is_rank_known: bool = True
     """False where these ranks differ and the evidence does not say which of them are at fault."""
+    is_by_past: bool = False
+    """These ranks are blamed as they did otherwise than before, or ended first: no majority says so."""
     left_out: UserLine | None = None
     """The innermost line of what these ranks left out, where that is known."""
     cause: Cause = Cause.UNKNOWN
@@ -124,6 +126,8 @@ class Lead(Frozen):
     ranks: tuple[Rank, ...] = ()
     is_rank_known: bool = True
     """False where the ranks differ and the evidence does not say which of them are at fault."""
+    is_by_past: bool = False
+    """The ranks are blamed as they did otherwise than before, or ended first: no majority says so."""
     place: str = ""
     """Where the ranks are in the mesh, `all with pp = 1`; empty where that says no more than their numbers."""
     line: UserLine | None = None

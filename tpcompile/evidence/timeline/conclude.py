@@ -52,14 +52,8 @@ _DID = {
 }
 _EQUAL_VALUES = "Make what is set there equal on all ranks."
 _A_PAIR = 2
-_ALIGNED = frozenset({
-    Cause.STUCK_COLLECTIVE, Cause.CALL_COUNT, Cause.EXTRA_COLLECTIVE, Cause.COLLECTIVE_SIZES, Cause.COMMUNICATION,
-    Cause.ORDER_FORWARD, Cause.ORDER_BACKWARD,
-})  # fmt: skip
-"""What blames one of two ranks by its own past.
-
-What a rank did itself, as to raise or to recompile, is a fact at any number of ranks.
-"""
+_RAISED = frozenset({Cause.RAISED, Cause.COMMUNICATION})
+"""After the ranks took different branches, the one whose communication fails raises, whoever left the program."""
 _OF_SIZES = frozenset({Cause.STUCK_COLLECTIVE, Cause.COMMUNICATION})
 """What sizes that differ may end as: gloo ends one of the ranks, and another one waits in the next collective."""
 NOT_RECORDED = Check(
@@ -99,7 +93,7 @@ def with_branch(
     of different domains do differently all the time is no branch that counts. Where ranks of one domain part all the
     time, as those that have roles of their own, the one that left its own way is looked for.
     """
-    found = _with_branch(verdict, flows, readable)
+    found = _with_witnesses(verdict, _with_branch(verdict, flows, readable), flows, readable, elsewhere)
     habit = found.lead.parted if found is not verdict and found.lead is not None else None
     if habit is not None and habit.is_habit and not _is_odd_known(habit, verdict.lead):
         own = _with_own_branch(verdict, flows, readable)
@@ -113,6 +107,25 @@ def with_branch(
     if found is not verdict or not others:
         return found
     return _with_branch(verdict, {**flows, **others}, readable, is_same_program=False)
+
+
+def _with_witnesses(
+    verdict: Verdict,
+    found: Verdict,
+    flows: Mapping[int, Flow],
+    readable: Collection[str],
+    elsewhere: Callable[[], Mapping[int, Flow]],
+) -> Verdict:
+    """Of two ranks that parted, the other replicas of the program say which one went another way than theirs."""
+    two = _compared(found.lead.parted) if found.lead is not None and found.lead.parted is not None else ()
+    if len(two) != _A_PAIR or verdict.world_size == _A_PAIR:
+        return found
+    across = _with_branch(verdict, {**flows, **elsewhere()}, readable, is_same_program=False)
+    known = across.lead.parted if across.lead is not None else None
+    if known is None or found.lead is None or known.line != found.lead.line:
+        return found
+    has_majority = 2 * len(known.odd) < len(_compared(known))
+    return across if has_majority and len(set(known.odd) & set(two)) == 1 else found
 
 
 def _is_odd_known(found: Parted, lead: Lead | None) -> bool:
@@ -204,10 +217,7 @@ def _over(lead: Lead) -> tuple[int, ...]:
 
 def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[str]) -> Verdict:
     found = _with_code(found, readable)
-    are_all_two = verdict.world_size == _A_PAIR
-    if are_all_two and before.cause in _ALIGNED and len(before.ranks) == 1:
-        before = before.model_copy(update={"is_rank_known": False})
-    everyone = (0, 1) if are_all_two else _compared(found)
+    everyone = (0, 1) if verdict.world_size == _A_PAIR else _compared(found)
     lead = _lead_of_two(before, found, everyone) if len(everyone) == _A_PAIR else _lead(before, found, found.odd)
     checks = verdict.checks
     if lead.cause is Cause.PARTED:
@@ -235,7 +245,9 @@ def _lead_of_two(before: Lead, found: Parted, everyone: tuple[int, ...]) -> Lead
         side.model_copy(update={"is_as_before": bool(found.odd) and set(found.odd).isdisjoint(side.ranks)})
         for side in found.sides
     )
-    lead = _lead(before, found.model_copy(update={"sides": sides}), ())
+    is_fact = before.is_rank_known and not before.is_by_past
+    found = found.model_copy(update={"sides": sides})
+    lead = _lead(before.model_copy(update={"is_rank_known": is_fact}), found, ())
     return lead if lead.is_rank_known else lead.model_copy(update={"ranks": everyone})
 
 
@@ -246,7 +258,8 @@ def _lead(before: Lead, found: Parted, odd: tuple[int, ...]) -> Lead:
     if raised_at is not None and (raised_at.file, raised_at.function) == (decided.file, _name(decided)):
         return before  # the ranks parted because this one raised
     is_aside = found.is_habit and bool(before.ranks) and set(odd).isdisjoint(before.ranks)  # a role, no fault
-    ranks = (() if is_aside else odd) or (before.ranks if before.is_rank_known else ())
+    is_known = before.is_rank_known and before.cause not in _RAISED
+    ranks = (() if is_aside else odd) or (before.ranks if is_known else ())
     update = {"ranks": ranks or _compared(found), "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
         line = found.set_at or found.line
