@@ -112,7 +112,9 @@ def test_the_example_of_the_readme_is_named_as_it_says(tmp_path: Path) -> None:
     says = f"overflow.py:{lead.line.line} in {lead.line.function}"
     if sys.version_info >= (3, 12):
         assert (lead.cause, lead.line.code) == (Cause.PARTED, "if overflowed(loss):")
-        assert f"(ranks 0-1 differ) at examples/{says}" in " ".join(text_of(VERDICT).split()), "make it again: scripts/verdict_svg.py"
+        assert f"(ranks 0-1 differ) at examples/{says}" in " ".join(text_of(VERDICT).split()), (
+            "make it again: scripts/verdict_svg.py"
+        )
     else:
         assert (lead.cause, lead.line.function) == (Cause.STUCK_COLLECTIVE, "synchronize")
 

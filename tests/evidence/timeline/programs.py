@@ -1204,3 +1204,44 @@ def one_rank_is_told_an_old_place(rank: int) -> None:
         loss = trained(rank, step)
         if rank == 0 and step < 1:
             log.append((loss, widths))
+
+
+def scored(number: int) -> int:
+    if number == 2:  # parts
+        raise ValueError("a bad label")
+    return number
+
+
+def the_first_rank_scores(rank: int) -> None:
+    """What it compiles afterwards is another thing: it has not put back what it changed."""
+    for step in range(8):
+        collective("step", step)
+        if rank == 0 and step % 2 == 0:
+            try:
+                log.append(scored(step // 2))
+            except ValueError:
+                log.append("no score")
+
+
+REQUESTS = ["a"], ["b"], ["c"], ["d"], ["e", "g"]
+LENGTHS = {"a": 8, "b": 8, "c": 8, "d": 8, "e": 8, "g": 16}
+
+
+class Waiting:
+    """Requests in an order of its own, as the hashes of texts give it; of one there is no other order."""
+
+    def __init__(self, rank: int) -> None:
+        self.steps = [names[:: -1 if rank else 1] for names in REQUESTS]
+
+    def batch(self, step: int) -> list[str]:
+        batch = []
+        for name in self.steps[step]:  # orders
+            batch.append(name)
+        return batch
+
+
+def a_burst_is_ordered_on_each_rank(rank: int) -> None:
+    waiting = Waiting(rank)
+    for step in range(5):
+        batch = waiting.batch(step)
+        collective(LENGTHS[batch[0]])

@@ -170,6 +170,24 @@ def test_a_guard_names_the_value_for_which_the_ranks_compiled_different_collecti
     assert (found.lead.cause, found.lead.line.function) == (Cause.EXTRA_COLLECTIVE, "Depths.first")
 
 
+@pytest.mark.parametrize(("is_known", "is_led"), [(True, True), (False, False)])
+def test_content_of_one_rank_that_no_other_rank_explains_comes_of_its_own_part(is_known: bool, is_led: bool) -> None:
+    flows = {rank: flow_of(programs.the_first_rank_scores, rank) for rank in (0, 1)}
+    groups = tuple(RankGroup(ranks=(rank,)) for rank in (1, 0))
+    difference = Divergence(
+        layer=Layer.GRAPH, cls=DivergenceClass.CONTENT, domain="tp", where="C/first", title="one",
+        cause=Cause.PYTHON_VALUE, groups=groups,
+    )  # fmt: skip
+    red = verdict(Cause.PYTHON_VALUE, is_rank_known=is_known, is_by_past=False)
+    red = red.model_copy(update={"divergences": (difference,)})
+    found = with_branch(red, flows, READABLE)
+    assert (found != red) == is_led
+    if is_led:
+        assert found.lead is not None and found.lead.line is not None
+        assert (found.lead.cause, found.lead.ranks) == (Cause.PYTHON_VALUE, (0,))
+        assert found.lead.line.code == "if number == 2:  # parts"
+
+
 def test_of_content_what_to_do_is_told_for_the_branch_first(flows: dict[int, Flow]) -> None:
     red = verdict(Cause.DTYPE, (0, 1), is_rank_known=False, do_first="Cast it.", line=UserLine(file="m.py", line=3))
     found = with_branch(red, flows, READABLE).lead

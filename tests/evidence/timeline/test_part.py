@@ -20,7 +20,7 @@ from tpcompile.evidence.timeline import branch_past, given, own_way, pair, part,
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
-from tpcompile.evidence.timeline.part import left_own_way, parted
+from tpcompile.evidence.timeline.part import left_own_part, left_own_way, parted
 from tpcompile.evidence.timeline.walk import Walks, forks, kind_of, place_of
 from tpcompile.recording.flow import FlowRecorder
 
@@ -164,6 +164,26 @@ def test_a_part_that_a_rank_takes_once_is_no_reason_where_another_rank_went_anot
     assert found == ("if epoch > 0 and is_old:  # parts", (3,))
     monkeypatch.setattr(reasons.Reasons, "is_part", lambda *_: False)  # the negative control
     assert line_and_odd(programs.one_rank_is_told_an_old_place, 4)[0] == "if rank == 0 and step < 1:"
+
+
+def test_the_item_from_which_a_function_made_what_it_returns_says_more_than_its_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = line_and_odd(programs.a_burst_is_ordered_on_each_rank, is_of_sizes=True)[0]
+    assert found == "for name in self.steps[step]:  # orders"
+    monkeypatch.setattr(source, "returns_variable", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.a_burst_is_ordered_on_each_rank, is_of_sizes=True)[0] == "return batch"
+
+
+def test_of_a_rank_with_a_part_of_its_own_the_detour_is_named_that_is_like_none_before() -> None:
+    flows = {rank: flow_of(programs.the_first_rank_scores, rank) for rank in (0, 1)}
+    found = left_own_part(flows, 0)
+    assert found is not None and found.usual is not None
+    assert (source_line(found.line.line).strip(), found.odd) == ("if number == 2:  # parts", (0,))
+    healthy = {rank: flow_of(programs.rank_0_logs, rank) for rank in (0, 1)}
+    assert left_own_part(healthy, 0) is None, "the negative control: all are alike"
+    assert left_own_part(flows, 1) is None, "it has no part of its own"
+    assert left_own_part({0: flows[0]}, 0) is None
 
 
 def test_where_both_leave_what_they_did_before_nobody_is_blamed() -> None:

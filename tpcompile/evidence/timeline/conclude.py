@@ -19,7 +19,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Divergence, Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.flow import Flow
-from tpcompile.evidence.timeline.part import left_own_way, parted
+from tpcompile.evidence.timeline.part import left_own_part, left_own_way, parted
 from tpcompile.evidence.timeline.source import is_loop
 
 _CONSEQUENCES = frozenset({
@@ -100,8 +100,10 @@ def with_branch(
         own = own if own is not verdict else _with_only_own_way(verdict, habit, flows, readable)
         return own if own is not verdict else found
     is_of_domain = any(divergence.is_red for divergence in verdict.divergences)
-    if found is not verdict or is_of_domain:  # what others do explains no difference between programs of one domain
+    if found is not verdict:
         return found
+    if is_of_domain:  # what others do explains no difference between programs of one domain
+        return _with_own_part(verdict, flows, readable)
     others = elsewhere()
     found = _with_own_branch(verdict, {**flows, **others}, readable)
     if found is not verdict or not others:
@@ -150,6 +152,18 @@ def _with_only_own_way(
         if found is not None and not is_loop(found.line.file, found.line.line, readable)
     ]
     return _led_by(verdict, verdict.lead, left[0], readable) if verdict.lead is not None and len(left) == 1 else verdict
+
+
+def _with_own_part(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
+    """Where one rank is known to have compiled something else: what it did otherwise than before, in its own part."""
+    lead = verdict.lead
+    if lead is None or lead.cause in _CONSEQUENCES or not lead.is_rank_known or len(lead.ranks) != 1:
+        return verdict
+    try:
+        found = left_own_part(flows, lead.ranks[0]) if lead.ranks[0] in flows else None
+    except ValueError:
+        return verdict
+    return verdict if found is None else _led_by(verdict, lead, found, readable)
 
 
 def _with_own_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:

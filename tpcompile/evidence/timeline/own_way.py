@@ -55,6 +55,27 @@ def own_fork(walks: Walks, rank: int, left_out: UserLine, *, may_return: bool = 
     return None if may_return else _too_early(walks, steps, begin, frames, left_out)  # else it may be on its way there
 
 
+def own_detour(steps: Sequence[Step], apart: Sequence[Fork]) -> OwnFork | None:
+    """The newest detour of a rank that is like none before it, beside the one that it is like for longest.
+
+    `apart` are the places at which the rank parts from another one that does not go there.
+    """
+    ways = [(fork, steps[fork.starts[0] : fork.ends[0]]) for fork in apart]
+    for at in range(len(ways) - 1, 0, -1):
+        fork, now = ways[at]
+        before = [way for earlier, way in ways[:at] if earlier.branch == fork.branch]
+        if not before or now in before:
+            continue
+        usual = max(before, key=lambda way: num_equal(way, now))
+        frames: list[Place] = []
+        for step in steps[: fork.starts[0]]:
+            follow(frames, step)
+        parted = first(forks(usual, now, (0, 0), frames))
+        if parted is not None:
+            return OwnFork(parted, usual, now)
+    return None
+
+
 def _too_early(
     walks: Walks, steps: Sequence[Step], begin: int, frames: Sequence[Place], left_out: UserLine
 ) -> OwnFork | None:

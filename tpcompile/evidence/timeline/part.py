@@ -16,7 +16,7 @@ from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.branch_past import FEW_TOLD, way_due, ways_before
 from tpcompile.evidence.timeline.flow import EXACT, Flow, Kind, texts_of, value_text
 from tpcompile.evidence.timeline.given import texts_of_program, values_read
-from tpcompile.evidence.timeline.own_way import own_fork
+from tpcompile.evidence.timeline.own_way import OwnFork, own_detour, own_fork
 from tpcompile.evidence.timeline.pair import Counts, Pair
 from tpcompile.evidence.timeline.reasons import Reasons
 from tpcompile.evidence.timeline.values import Key, Scopes, Unlike, compared
@@ -195,8 +195,10 @@ def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool 
     """
     walks = Walks.of({rank: flow}).without_numbers()
     found = own_fork(walks, rank, left_out, may_return=may_return)
-    if found is None:
-        return None
+    return _left_own_way(walks, rank, found) if found is not None else None
+
+
+def _left_own_way(walks: Walks, rank: int, found: OwnFork) -> Parted:
     fork = found.fork
     ways = found.usual[fork.starts[0] : fork.ends[0]], found.now[fork.starts[1] : fork.ends[1]]
     usual, now = (_went(walks, [rank], first(way), way, fork) for way in ways)
@@ -204,6 +206,22 @@ def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool 
     num_passes = sum(is_line(step) and place_of(step) == fork.branch for step in steps)
     line = _user_line(walks, *fork.branch)
     return Parted(line=line, times=max(0, num_passes - 1), sides=(now,), usual=usual, odd=(rank,))
+
+
+def left_own_part(flows: Mapping[int, Flow], rank: int) -> Parted | None:
+    """Of a rank with a part of its own, as to evaluate: the branch at which it did that another way than before.
+
+    Raises ValueError for a flow that cannot be read.
+    """
+    other = first(one for one in sorted(flows) if one != rank and flows[one].packed)
+    if other is None or not flows[rank].packed:
+        return None
+    numbered = Walks.of({rank: flows[rank], other: flows[other]})
+    begin = common_start(numbered.steps[rank], numbered.steps[other], are_whole=flows[rank].num_before == 0)
+    walks = numbered.without_numbers()
+    apart = forks(walks.steps[rank], walks.steps[other], begin) if begin is not None else ()
+    found = own_detour(walks.steps[rank], list(apart))
+    return _left_own_way(walks, rank, found) if found is not None else None
 
 
 class _Passes(NamedTuple):
