@@ -21,7 +21,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "tpcompile run -- torchrun --nproc-per-node 2 examples/overflow.py"
-_WIDTH = 110
+_WIDTH = 120
 _LINK = re.compile(r"\x1b\]8;[^\x1b]*\x1b\\")
 _WEB_FONTS = re.compile(r"\s*@font-face \{.*?\}\n", re.S)
 

@@ -155,7 +155,7 @@ def diagnose(run: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("form", "ranks", "branch"),
     [
-        ("killed hanging", (0, 1), 'if FORM == "killed hanging" and'),
+        ("killed hanging", (1,), 'if FORM == "killed hanging" and'),
         ("killed skipping", (0, 1), "if not must_skip(step):"),
         ("killed healthy", None, ""),
     ],
