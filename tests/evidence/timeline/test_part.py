@@ -20,7 +20,8 @@ from tpcompile.evidence.timeline import branch_past, given, own_way, pair, part,
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
-from tpcompile.evidence.timeline.part import left_own_part, left_own_way, parted
+from tpcompile.evidence.timeline.own_branch import left_own_part, left_own_way
+from tpcompile.evidence.timeline.part import parted
 from tpcompile.evidence.timeline.walk import Walks, forks, kind_of, place_of
 from tpcompile.recording.flow import FlowRecorder
 

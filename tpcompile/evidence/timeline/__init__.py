@@ -12,6 +12,7 @@ depends.py       what was executed before a place -> the names and values that i
 reasons.py       what two ranks did differently -> the fork or the value that it comes from
 pair.py          two ranks -> what of their differences counts, and what it comes from
 given.py         a branch -> the values that its line reads and that tell the sides apart
+own_branch.py    one rank, and where it parts from itself before -> that branch, and both ways as sides
 own_way.py       one rank, and what it left out -> the branch at which it went another way than before
 branch_past.py   the ways that all ranks went at a branch before -> the one that is due
 part.py          all ranks -> the one that counts, what each rank did there, and the odd ranks

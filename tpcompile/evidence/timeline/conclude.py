@@ -19,7 +19,8 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Divergence, Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.flow import Flow
-from tpcompile.evidence.timeline.part import left_own_part, left_own_way, parted
+from tpcompile.evidence.timeline.own_branch import left_own_part, left_own_way
+from tpcompile.evidence.timeline.part import parted
 from tpcompile.evidence.timeline.source import is_loop
 
 _CONSEQUENCES = frozenset({

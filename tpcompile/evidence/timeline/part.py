@@ -16,7 +16,6 @@ from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.branch_past import FEW_TOLD, way_due, ways_before
 from tpcompile.evidence.timeline.flow import EXACT, Flow, Kind, texts_of, value_text
 from tpcompile.evidence.timeline.given import texts_of_program, values_read
-from tpcompile.evidence.timeline.own_way import OwnFork, own_detour, own_fork
 from tpcompile.evidence.timeline.pair import Counts, Pair
 from tpcompile.evidence.timeline.reasons import Reasons
 from tpcompile.evidence.timeline.values import Key, Scopes, Unlike, compared
@@ -93,8 +92,8 @@ def _parted_in(
         known = _at_branch(walks, base, origin, pairs, readable, is_uneven=earliest.is_uneven)
     place, by = earliest.setting or (None, base)
     # Where the others set it, and those that are odd did not, the branch says more.
-    set_at = _user_line(walks, *place) if place is not None and (not known.odd or by in known.odd) else None
-    led_to = None if last is None else _user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
+    set_at = user_line(walks, *place) if place is not None and (not known.odd or by in known.odd) else None
+    led_to = None if last is None else user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
     ends: dict[str, Any] = {
@@ -187,43 +186,6 @@ def _at_branch(
     return known
 
 
-def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool = False) -> Parted | None:
-    """The branch at which a rank went another way than it did before, past a line that it executed then.
-
-    A rank that `may_return` is back in lines that it executed before. None where it did as before, or that is not
-    known. Raises ValueError for a flow that cannot be read.
-    """
-    walks = Walks.of({rank: flow}).without_numbers()
-    found = own_fork(walks, rank, left_out, may_return=may_return)
-    return _left_own_way(walks, rank, found) if found is not None else None
-
-
-def _left_own_way(walks: Walks, rank: int, found: OwnFork) -> Parted:
-    fork = found.fork
-    ways = found.usual[fork.starts[0] : fork.ends[0]], found.now[fork.starts[1] : fork.ends[1]]
-    usual, now = (_went(walks, [rank], first(way), way, fork) for way in ways)
-    steps = walks.steps[rank]
-    num_passes = sum(is_line(step) and place_of(step) == fork.branch for step in steps)
-    line = _user_line(walks, *fork.branch)
-    return Parted(line=line, times=max(0, num_passes - 1), sides=(now,), usual=usual, odd=(rank,))
-
-
-def left_own_part(flows: Mapping[int, Flow], rank: int) -> Parted | None:
-    """Of a rank with a part of its own, as to evaluate: the branch at which it did that another way than before.
-
-    Raises ValueError for a flow that cannot be read.
-    """
-    other = first(one for one in sorted(flows) if one != rank and flows[one].packed)
-    if other is None or not flows[rank].packed:
-        return None
-    numbered = Walks.of({rank: flows[rank], other: flows[other]})
-    begin = common_start(numbered.steps[rank], numbered.steps[other], are_whole=flows[rank].num_before == 0)
-    walks = numbered.without_numbers()
-    apart = forks(walks.steps[rank], walks.steps[other], begin) if begin is not None else ()
-    found = own_detour(walks.steps[rank], list(apart))
-    return _left_own_way(walks, rank, found) if found is not None else None
-
-
 class _Passes(NamedTuple):
     """Of the branch at which ranks parted."""
 
@@ -268,13 +230,13 @@ def _parted(
     is_told = not passes.is_of_items and (differ(before) or not source.may_end_loop(file, line, readable))
     is_told &= passes.is_uneven or len(before) > FEW_TOLD or not source.reads_item(file, line, readable)
     went = tuple(
-        _went(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
+        side_of(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
         for rank, ranks in zip(leaders, sides.values(), strict=True)
     )
     # What raised on some ranks is no branch: the `except` decides what becomes of it.
     handling = [side.line for side in went if side.line and source.is_handler(side.line.file, side.line.line, readable)]
     return Parted(
-        line=handling[0] if handling else _user_line(walks, code, line),
+        line=handling[0] if handling else user_line(walks, code, line),
         times=max(0, sum(is_line(step) and place_of(step) == fork.branch for step in steps[: fork.starts[0]]) - 1),
         sides=went,
         odd=_odd(sides, before if is_told else []),
@@ -360,7 +322,7 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
     beside = _set_beside(origin, pairs, texts)
     # A value that changed before says nothing: each parameter of a loop over them is one that was there before.
     as_before = sides.get(always.pop()) if len(always) == 1 else None
-    line = _user_line(walks, *(origin.given_at or origin.place))
+    line = user_line(walks, *(origin.given_at or origin.place))
     says = {value: _says(origin, value_text(value, texts, nears[value])) for value in sides}
     return Parted(
         line=line,
@@ -388,9 +350,10 @@ def _odd(sides: Mapping[Step | None, Sequence[int]], before: Sequence[Step]) -> 
     return _outside(sides, most or (sides.get(due) if due is not None else None))
 
 
-def _went(
+def side_of(
     walks: Walks, ranks: Sequence[int], step: Step | None, way: Sequence[Step], fork: Fork, *, given: str = ""
 ) -> Went:
+    """What ranks did that took that step, and then the rest of the way, at a fork."""
     names = [walks.codes[place_of(one)[0]].function for one in way[1:] if kind_of(one) is Kind.START]
     called = [f"{name} x{count}" if count > 1 else name for name, count in list(Counter(names).items())[:_SHOWN]]
     went = Went(ranks=tuple(sorted(ranks)), calls=tuple(called), given=given)
@@ -400,9 +363,9 @@ def _went(
     if kind is Kind.RETURN:
         code, line = fork.frames[-2] if len(fork.frames) > 1 else (code, 0)
     how = {Kind.LINE: "line", Kind.START: "enters", Kind.RETURN: "returns", Kind.MARK: "region"}[kind]
-    return went.model_copy(update={"how": how, "line": _user_line(walks, code, line)})
+    return went.model_copy(update={"how": how, "line": user_line(walks, code, line)})
 
 
-def _user_line(walks: Walks, code: int, line: int) -> UserLine:
+def user_line(walks: Walks, code: int, line: int) -> UserLine:
     found = walks.codes[code]
     return UserLine(file=found.file, line=line, function=found.function)
