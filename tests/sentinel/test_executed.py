@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from tpcompile.evidence.timeline.flow import LINE_BITS, Kind
 from tpcompile.gate.replay import replay
 from tpcompile.sentinel import Sentinel
 from tpcompile.sentinel.afterwards import judged
+from tpcompile.sentinel.executed import Executed
 from tpcompile.testing import run_on_ranks
 
 PROGRAM = ROOT / "tests/sentinel/branches.py"
@@ -168,3 +170,12 @@ def enters_twice() -> str:
 @pytest.mark.ranks
 def test_a_second_block_needs_a_second_sentinel() -> None:
     assert all("one block" in said for said in run_on_ranks(enters_twice))
+
+
+@pytest.mark.parametrize("flow", ["off", 0, 1])
+def test_a_flow_that_is_no_choice_is_refused(flow: Any) -> None:
+    """The text "off" would switch it on."""
+    unused: Any = None
+    with pytest.raises(ConfigError, match="must be True, False, or None"):
+        Executed(unused, unused, unused, flow=flow, follow=())
+    Executed(unused, unused, unused, flow=False, follow=())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 
+from tpcompile.errors import ConfigError
 from tpcompile.evidence.timeline.flow import Code, Flow, until
 from tpcompile.recording import early
 from tpcompile.recording.flow import FlowRecorder
@@ -16,11 +17,16 @@ from tpcompile.torch_api.point_to_point import Messages
 
 
 class Executed:
-    """Recorded from `open` to `close`; what was recorded stays known after that."""
+    """Recorded from `open` to `close`; what was recorded stays known after that.
+
+    Raises ConfigError for a `flow` that is none of None, True and False.
+    """
 
     def __init__(
         self, log: StoreLog, progress: Progress, messages: Messages, *, flow: bool | None, follow: Iterable[str]
     ) -> None:
+        if not (flow is None or isinstance(flow, bool)):
+            raise ConfigError(f"flow={flow!r} must be True, False, or None for Python 3.12 and later")
         self._log, self._progress, self._messages = log, progress, messages
         self._recorder, self._follow = FlowRecorder(), tuple(follow)
         self._is_wanted, self._by_settrace = flow is not False, flow is True
