@@ -379,6 +379,21 @@ def test_details_are_fetched_once_per_group_and_only_for_layers_that_differ() ->
     assert asked == [(0, Layer.GRAPH), (4, Layer.GRAPH)]
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_what_a_rank_that_has_ended_did_not_send_is_not_said_to_be_missing_there(has_ended: bool) -> None:
+    """It had sent the hash alone; the negative control is a rank that answers."""
+    records = [record(r, compiled(call("mul", "%0", str(r)), call("neg", "%1"))) for r in range(2)]
+
+    def fetch(rank: int, index: int, layer: Layer, part: str) -> tuple[Item, ...]:
+        return () if rank == 1 and has_ended else layer_items(records[rank].compiles[index], layer, part)
+
+    (found,) = compare([digest_rank(r) for r in records], fetch)
+    assert found.is_red
+    assert (found.cause is Cause.UNKNOWN, any(group.item for group in found.groups)) == (has_ended, not has_ended)
+    if has_ended:
+        assert found.title == "graph: rank 1 sent other hashes than the rest, and not what is behind them"
+
+
 def test_nothing_is_fetched_when_ranks_are_equal() -> None:
     def fetch(*_: object) -> tuple[Item, ...]:
         raise AssertionError("asked for details of equal ranks")

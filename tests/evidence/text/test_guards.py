@@ -175,6 +175,17 @@ def test_the_number_of_a_hook_differs_by_nature() -> None:
     assert expression(1, "table") != expression(23, "table")
 
 
+@pytest.mark.parametrize(
+    "relation", ["L['x'].storage_offset() == L['x'].size()[1]", "L['x'].size()[1] == 2*L['x'].storage_offset()"]
+)
+def test_the_size_at_which_a_shard_begins_is_no_guard_of_the_program(relation: str) -> None:
+    """Of the ranks that compile `x[:, part]` with dynamic shapes, the second one has it."""
+    text = f"+- LAMBDA_GUARD: {relation}  # return x @ w  # model.py:8 in forward"
+    assert parse_guards(text, roles=GroupRoles({})) == ()
+    of_size = text.replace("storage_offset()", "stride()[0]")
+    assert len(parse_guards(of_size, roles=GroupRoles({}))) == 1, "the negative control"
+
+
 def test_that_a_view_begins_behind_two_elements_is_no_guard_of_the_program() -> None:
     bound = (
         "+- LAMBDA_GUARD: 2 <= L['x'].storage_offset()  # return F.linear(input, self.weight)  # nn/modules/linear.py:1"

@@ -31,6 +31,7 @@ from tpcompile.evidence.records import (
     value_item,
 )
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.text.ranks import named_ranks
 
 Key = tuple[Layer, str]
 """A layer and the part of it."""
@@ -220,6 +221,13 @@ class _Layer:
         return Items(seen.items(*self.key) for seen in self._seen)
 
     @functools.cached_property
+    def _silent(self) -> tuple[int, ...]:
+        """Ranks that have items of the layer which did not come."""
+        came = zip(self.groups, self._seen, self._own_items, strict=True)
+        silent = [ranks for ranks, seen, items in came if not items and seen.compile.num_items(*self.key)]
+        return tuple(sorted(itertools.chain.from_iterable(silent)))
+
+    @functools.cached_property
     def followed(self) -> Followed:
         """Rows that follow the rank's coordinate, apart from the others."""
         rows = rows_of(self._own_items, is_ordered=self.spec.is_ordered)
@@ -254,8 +262,11 @@ class _Layer:
 
     @functools.cached_property
     def explanation(self) -> Explanation:
-        """Why it differs."""
-        return self.spec.explain(self.difference)
+        """Why it differs; a rank that has ended may have sent the hash of its items, and not the items."""
+        if not self._silent:
+            return self.spec.explain(self.difference)
+        says = f"{self.layer}: {named_ranks(self._silent)} sent other hashes than the rest, and not what is behind them"
+        return Explanation(Cause.UNKNOWN, Directness.ONE_SIDED, Row([None] * len(self.groups)), headline=says)
 
     # What an explanation may ask of the compile.
 

@@ -75,9 +75,9 @@ class CompileDigest(Frozen):
         """True when any of its artifacts came from a cache."""
         return any(event.endswith("_hit") for event in self.cache)
 
-    def num_items(self, layer: Layer) -> int:
-        """Number of items of that layer, over all its parts; 0 when it was not observed."""
-        return sum(d.num_items for d in self.layers if d.layer == layer)
+    def num_items(self, layer: Layer, part: str | None = None) -> int:
+        """Number of items of that layer, of one part or over all of them; 0 when it was not observed."""
+        return sum(d.num_items for d in self.layers if d.layer == layer and part in (None, d.part))
 
 
 class SplitCall(Frozen):

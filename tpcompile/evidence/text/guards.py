@@ -35,7 +35,9 @@ _TENSOR_PARTS = re.compile(
 _HOOK_ID = re.compile(r"(___dict_contains\()\d+(?=, \S*_hooks\w*\)$)")
 """The handle of a hook is a number that the process counts up over all modules."""
 _TENSOR_DEVICE = re.compile(r"(check_tensor\((?:(?!check_tensor\().)*?\bdevice=)\d+")
-_OFFSET_BOUND = re.compile(r"^\d+ <= [LG]\[\S*\.storage_offset\(\)(?=\s*(?:#|$))")
+_OF_OFFSET = re.compile(r"^[^#]*\.storage_offset\(\)(?!\s*,)")
+"""A bound on the storage offset of a view, or a size that it happens to be equal to; `Eq(L['x'].storage_offset(), 0)`,
+which the program asked for, is none."""
 
 
 def parse_guards(
@@ -57,8 +59,8 @@ def parse_guards(
         guard = _GUARD.match(text_line)
         if guard is None or guard["type"].endswith("Manager"):
             continue
-        if _OFFSET_BOUND.match(guard["rest"]):
-            continue  # a lower bound on the storage offset of a view holds on every rank but 0
+        if guard["type"] == "LAMBDA_GUARD" and _OF_OFFSET.match(guard["rest"]):
+            continue  # where a shard begins in its tensor is the rank's own: at 0, at the size of one shard, ...
         manager_depth = len(guard["bars"]) - 2
         expression, comments = split_comments(guard["rest"])
         guards.append(
