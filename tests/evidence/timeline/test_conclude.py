@@ -55,13 +55,13 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
     ("cause", "is_by_past", "ranks"),
     [
         (Cause.STUCK_COLLECTIVE, True, (0, 1)), (Cause.STUCK_COLLECTIVE, False, (0,)), (Cause.RAISED, False, (0, 1)),
-        (Cause.DTYPE, False, (0,)),
+        (Cause.DTYPE, False, (0, 1)),
     ],
 )  # fmt: skip
 def test_of_two_ranks_that_parted_at_a_branch_nobody_is_blamed_by_a_past_or_by_how_it_ended(
     cause: Cause, is_by_past: bool, ranks: tuple[int, ...]
 ) -> None:
-    """Ranks of other domains may be a majority, and what was compiled is a fact."""
+    """Ranks of other domains may be a majority. What one of two compiled alone, the other one may lack."""
     flows = {rank: flow_of(programs.data_ends_early, rank) for rank in (0, 1)}
     before = verdict(cause, line=UserLine(file="main.py", line=1, function="f"), is_by_past=is_by_past)
     found = with_branch(before, flows, READABLE)
@@ -145,6 +145,19 @@ def test_ranks_that_compiled_the_same_or_used_one_group_are_alike(
     with_branch(red, flows, READABLE)
     assert (told[0], told[-1]) == ([(0,), (1,)], [(0, 2), (1,)])
     assert set(map(tuple, told[1:-1])) == {()}, "what ranks wait in is no proof that they did the same"
+
+
+@pytest.mark.parametrize(("cause", "ranks"), [(Cause.AGREED_VALUES, (0,)), (Cause.PYTHON_VALUE, (2,))])
+def test_whose_value_differs_from_that_of_most_ranks_is_known_whatever_branch_explains_it(
+    cause: Cause, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = UserLine(file=programs.__file__, line=1, function="step")
+    sides = (Went(ranks=(0, 1), how="line", line=line), Went(ranks=(2,), how="line", line=line))
+    monkeypatch.setattr(conclude, "parted", lambda *_, **__: Parted(line=line, times=4, sides=sides, odd=(2,)))
+    flows = {rank: flow_of(programs.same_on_all, rank) for rank in range(3)}
+    red = verdict(cause, (0,)).model_copy(update={"world_size": 3})
+    found = with_branch(red, flows, READABLE)
+    assert found.lead is not None and found.lead.ranks == ranks
 
 
 def test_of_content_that_differs_the_branch_gives_the_line_and_the_rank(flows: dict[int, Flow]) -> None:

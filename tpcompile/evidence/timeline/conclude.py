@@ -216,7 +216,7 @@ def _with_branch(
 
 
 def _alike(lead: Lead, compiled: Sequence[Divergence], ranks: Collection[int]) -> list[tuple[int, ...]]:
-    """Ranks that are known to have done the same where others did not: compiled it, or used one process group."""
+    """Ranks that are known to have done the same where others did not: compiled it, used one group."""
     if compiled:
         return [group.ranks for group in compiled[0].groups]
     if lead.cause is Cause.GROUP and lead.is_rank_known:
@@ -232,8 +232,13 @@ def _over(lead: Lead) -> tuple[int, ...]:
 
 def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[str]) -> Verdict:
     found = _with_code(found, readable)
-    everyone = (0, 1) if verdict.world_size == _A_PAIR else _compared(found)
-    lead = _lead_of_two(before, found, everyone) if len(everyone) == _A_PAIR else _lead(before, found, found.odd)
+    are_all_two = verdict.world_size == _A_PAIR
+    if are_all_two and before.cause not in _CONSEQUENCES and found.usual is None:
+        before = before.model_copy(update={"is_rank_known": False})  # what it compiled alone the other one may lack
+    everyone = (0, 1) if are_all_two else _compared(found)
+    has_majority = before.cause is Cause.AGREED_VALUES and before.is_rank_known  # of ranks that have the same value
+    odd = before.ranks if has_majority else found.odd
+    lead = _lead_of_two(before, found, everyone) if len(everyone) == _A_PAIR else _lead(before, found, odd)
     checks = verdict.checks
     if lead.cause is Cause.PARTED:
         follows = {"is_consequence": True}
