@@ -167,12 +167,13 @@ def test_a_part_that_a_rank_takes_once_is_no_reason_where_another_rank_went_anot
     assert line_and_odd(programs.one_rank_is_told_an_old_place, 4)[0] == "if rank == 0 and step < 1:"
 
 
-def test_the_item_from_which_a_function_made_what_it_returns_says_more_than_its_return(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_item_that_no_branch_reads_says_more_than_what_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = line_and_odd(programs.a_burst_is_ordered_on_each_rank, is_of_sizes=True)[0]
     assert found == "for name in self.steps[step]:  # orders"
-    monkeypatch.setattr(source, "returns_variable", lambda *_: False)  # the negative control
+    old, strength = reasons._Strength.OLD_ITEM, reasons.Reasons._strength  # the negative control
+    monkeypatch.setattr(
+        reasons.Reasons, "_strength", lambda self, *one: old if self.is_item(one[0]) else strength(self, *one)
+    )
     assert line_and_odd(programs.a_burst_is_ordered_on_each_rank, is_of_sizes=True)[0] == "return batch"
 
 

@@ -85,18 +85,17 @@ class Reasons:
         """The earliest fork or value among those that say most."""
         fork = first(self._changing(depends, earlier))
         made = [one for one in depends.reasons if self._is_given(one) or is_line(depends.steps[one.set_at])]
-        returned = {one.key for each in made for one in self._returned_by(each, made)}
-        found = [one for one in made if not self._carries_on(one, made) and not self._returned_by(one, made)]
+        found = [one for one in made if not self._carries_on(one, made)]
         if not found:
             return fork
         new = [one for one in found if one.key in self.values.new]
         equal_until = self._equal_until(min(new, key=start_of)) if new else len(depends.steps)
         strength = {one.key: self._strength(one, equal_until) for one in found}
-        strength |= {key: max(strength[key], _Strength.MADE_SINCE) for key in strength.keys() & returned}
         most = max(strength.values())
+        if fork is None:  # no branch reads a new item, so that what was made of it says no more
+            enough = min(most, _Strength.NEW_ITEM)
+            return min((one for one in found if strength[one.key] >= enough), key=start_of)
         strongest: list[Fork | Unlike] = [one for one in found if strength[one.key] == most]
-        if fork is None:
-            return min(strongest, key=start_of)
         # A branch that was passed once says no more than a value that was set once.
         is_as_strong = most is _Strength.MADE_BEFORE and self.is_first(fork)
         if most is _Strength.MADE_SINCE or is_as_strong:
@@ -108,15 +107,6 @@ class Reasons:
         name = unlike.key[1]
         differed_before = any(other.key[1] == name and other.set_at < unlike.set_at for other in others)
         return differed_before and name in self.read(line_step(unlike.place))
-
-    def _returned_by(self, unlike: Unlike, others: Sequence[Unlike]) -> list[Unlike]:
-        """Of a line that only returns a variable, the items from which the function made it, if they differ as well."""
-        code, line = unlike.place
-        file = self.walks.codes[code].file
-        if unlike.key[1] or file not in self.readable or not source.returns_variable(file, line):
-            return []
-        in_function = [one for one in others if one.place[0] == code and one.set_at < unlike.set_at]
-        return [one for one in in_function if one.key in self.values.new and self.is_item(one)]
 
     def _strength(self, unlike: Unlike, equal_until: int) -> _Strength:
         """How much a value says of why the ranks parted, where what depends on it was equal up to that step."""

@@ -67,17 +67,6 @@ def decides(file: str, line: int) -> bool:
     return line not in _plain(file)
 
 
-def returns_variable(file: str, line: int) -> bool:
-    """True for `return batch`, which makes nothing."""
-    return line in _returns(file)
-
-
-@lru_cache(maxsize=256)
-def _returns(file: str) -> frozenset[int]:
-    returns = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.Return))
-    return frozenset(node.lineno for node in returns if isinstance(node.value, ast.Name))
-
-
 @lru_cache(maxsize=256)
 def _plain(file: str) -> frozenset[int]:
     found: set[int] = set()
