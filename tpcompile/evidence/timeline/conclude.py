@@ -216,7 +216,7 @@ def _with_branch(
 
 
 def _alike(lead: Lead, compiled: Sequence[Divergence], ranks: Collection[int]) -> list[tuple[int, ...]]:
-    """Ranks that are known to have done the same where others did not: compiled it, used one group."""
+    """Ranks that are known to have done the same where others did not: compiled it, or used one process group."""
     if compiled:
         return [group.ranks for group in compiled[0].groups]
     if lead.cause is Cause.GROUP and lead.is_rank_known:

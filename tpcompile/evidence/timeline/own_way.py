@@ -60,11 +60,14 @@ def own_detour(steps: Sequence[Step], apart: Sequence[Fork]) -> OwnFork | None:
 
     `apart` are the places at which the rank parts from another one that does not go there.
     """
-    ways = [(fork, steps[fork.starts[0] : fork.ends[0]]) for fork in apart]
-    for at in range(len(ways) - 1, 0, -1):
-        fork, now = ways[at]
-        before = [way for earlier, way in ways[:at] if earlier.branch == fork.branch]
-        if not before or now in before:
+    kinds: dict[tuple[Place, tuple[Step, ...]], Fork] = {}
+    for fork in apart:
+        kinds.setdefault((fork.branch, tuple(steps[fork.starts[0] : fork.ends[0]])), fork)
+    in_order = list(kinds.items())
+    for at in range(len(in_order) - 1, 0, -1):
+        (branch, now), fork = in_order[at]
+        before = [way for (earlier, way), _ in in_order[:at] if earlier == branch]
+        if not before:
             continue
         usual = max(before, key=lambda way: num_equal(way, now))
         frames: list[Place] = []

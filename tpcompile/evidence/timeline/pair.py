@@ -30,6 +30,7 @@ class Weight(IntEnum):
     """How much what parted two ranks counts beside what parted others."""
 
     UNLINKED_ROLE = auto()
+    """A part that a rank takes in the program, once; nothing is known to depend on it."""
     UNLINKED = auto()
     """Nothing is known to depend on it."""
     HABIT_OF_SIZES = auto()
