@@ -120,7 +120,7 @@ def test_a_job_that_waits_again_and_again_keeps_the_last_answers_alone(shared: d
         earlier = ranks[1].log.answers(ask - 3, [0], timeout_s=0.0)
         assert bool(earlier) == (ask > 3)  # whoever asked before may not have read it yet
         most = max(most, shared.num_keys())
-    assert most < 120  # of which the log has 64 at most
+    assert most < 160  # 300 without an end; the log has 64 at most, and as many that are being deleted
     assert all(on_threads(lambda rank: ranks[rank].leave(), range(2)))
     assert shared.num_keys() == 0
 
