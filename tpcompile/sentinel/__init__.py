@@ -10,6 +10,7 @@ effects.py          actions -> what they do to the store, to threads and to the 
 listener.py         the store's log -> events
 timer.py            a clock and SIGTERM -> events
 store_log.py        messages <-> keys of the job's store
+published.py        ranks -> what they published, and what the ranks did that they wait for
 messages.py         the records that ranks exchange
 left_ranks.py       ranks that have left, with what each did last
 log_entries.py      the entries of the log that all of them follow

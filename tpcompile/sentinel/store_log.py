@@ -50,6 +50,7 @@ from tpcompile.sentinel.left_ranks import LeftRanks
 from tpcompile.sentinel.log_entries import AnyEntry, Ask, CompileBegins, Entry, Left, Settled
 from tpcompile.sentinel.messages import FINISHED, RUNNING, Announcement, CompilePost, Position, RankState
 from tpcompile.sentinel.process import Process
+from tpcompile.sentinel.published import published, reachable, waited_for
 
 E = TypeVar("E", bound=Entry)
 Connect = Callable[[], RankStore]
@@ -319,7 +320,7 @@ class StoreLog:
 
     def failed(self, ranks: Sequence[int]) -> dict[int, RankState]:
         """The states of those ranks that have said that communication failed there."""
-        return _published(self._count(len(ranks)).under("failed"), ranks, RankState)
+        return published(self._count(len(ranks)).under("failed"), ranks, RankState)
 
     def say_problem(self, problem: Check) -> None:
         """Publish to all domains why the job ends, unless a domain has done so."""
@@ -362,14 +363,14 @@ class StoreLog:
 
     def answers(self, ask: int, ranks: Sequence[int], *, timeout_s: float) -> dict[int, RankState]:
         """The answers that came in time, by rank."""
-        return _published(self._count(1).under(f"state/{ask}"), ranks, RankState, timeout_s=timeout_s)
+        return published(self._count(1).under(f"state/{ask}"), ranks, RankState, timeout_s=timeout_s)
 
     def other_domains(self, states: Mapping[int, RankState]) -> dict[int, Seen]:
         """Publish these states to other domains if one waits for them; returns those that it waits for.
 
         These may wait for ranks of a further domain, and so on: all of them are returned.
         """
-        wanted = _waited_for(states.values()) - set(self.members)
+        wanted = waited_for(states.values()) - set(self.members)
         if not wanted:
             return {}
         number = self._count(len(states) + 2).count("published")
@@ -377,32 +378,11 @@ class StoreLog:
         for rank, state in states.items():
             seen = Seen(state=state, number=number, domain=self.members)
             board.put(str(rank), seen.model_dump(mode="json"))
-        return _reachable(board, wanted, set(self.members))
+        return reachable(board, wanted, set(self.members))
 
     def store(self, prefix: str, *, operations: int = 0) -> RankStore:
         """A client under its own prefix, for one exchange, or for that many operations."""
         return self._count(operations).under(prefix)
-
-
-def _published(store: RankStore, ranks: Iterable[int], kind: Any, *, timeout_s: float = 0.0) -> dict[int, Any]:
-    """What these ranks have written under their rank as key."""
-    found, _ = store.gather({rank: str(rank) for rank in ranks}, kind, timeout_s=timeout_s)
-    return found
-
-
-def _waited_for(states: Iterable[RankState]) -> set[int]:
-    return set[int]().union(*(state.waits_with for state in states))
-
-
-def _reachable(board: RankStore, wanted: set[int], known: set[int]) -> dict[int, Seen]:
-    """What `wanted` ranks have published, and those that they wait for; not the `known` ones."""
-    found: dict[int, Seen] = {}
-    while wanted:
-        news = _published(board, wanted, Seen)
-        found |= news
-        known = known | wanted
-        wanted = _waited_for(seen.state for seen in news.values()) - known
-    return found
 
 
 def _entry_keys(entries: Iterable[int]) -> list[str]:
