@@ -55,13 +55,15 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
     ("cause", "is_by_past", "ranks"),
     [
         (Cause.STUCK_COLLECTIVE, True, (0, 1)), (Cause.STUCK_COLLECTIVE, False, (0,)), (Cause.RAISED, False, (0, 1)),
-        (Cause.DTYPE, False, (0, 1)),
+        (Cause.DTYPE, False, (0, 1)), (Cause.GRAPH_BREAK, False, (0,)),
     ],
 )  # fmt: skip
 def test_of_two_ranks_that_parted_at_a_branch_nobody_is_blamed_by_a_past_or_by_how_it_ended(
     cause: Cause, is_by_past: bool, ranks: tuple[int, ...]
 ) -> None:
-    """Ranks of other domains may be a majority. What one of two compiled alone, the other one may lack."""
+    """Ranks of other domains may be a majority. What one of two compiled alone, the other one may lack;
+    a graph that one of them broke is its own fault.
+    """
     flows = {rank: flow_of(programs.data_ends_early, rank) for rank in (0, 1)}
     before = verdict(cause, line=UserLine(file="main.py", line=1, function="f"), is_by_past=is_by_past)
     found = with_branch(before, flows, READABLE)

@@ -53,6 +53,11 @@ _DID = {
 }
 _EQUAL_VALUES = "Make what is set there equal on all ranks."
 _A_PAIR = 2
+_FAULTS = frozenset({
+    Cause.GRAPH_BREAK, Cause.COMPILE_DISABLED, Cause.COMPILE_FAILED, Cause.NOTHING_COMPILED, Cause.RECOMPILE_LIMIT,
+    Cause.RANK_BRANCH, Cause.RANK_CONSTANT, Cause.GROUP,
+})  # fmt: skip
+"""What is wrong by itself on the rank that did it, whatever the other one did."""
 _RAISED = frozenset({Cause.RAISED, Cause.COMMUNICATION})
 """After the ranks took different branches, the one whose communication fails raises, whoever left the program."""
 _OF_SIZES = frozenset({Cause.STUCK_COLLECTIVE, Cause.COMMUNICATION})
@@ -233,7 +238,7 @@ def _over(lead: Lead) -> tuple[int, ...]:
 def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[str]) -> Verdict:
     found = _with_code(found, readable)
     are_all_two = verdict.world_size == _A_PAIR
-    if are_all_two and before.cause not in _CONSEQUENCES and found.usual is None:
+    if are_all_two and before.cause not in _CONSEQUENCES | _FAULTS and found.usual is None:
         before = before.model_copy(update={"is_rank_known": False})  # what it compiled alone the other one may lack
     everyone = (0, 1) if are_all_two else _compared(found)
     has_majority = before.cause is Cause.AGREED_VALUES and before.is_rank_known  # of ranks that have the same value
