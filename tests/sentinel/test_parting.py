@@ -39,6 +39,7 @@ def test_a_rank_that_left_lacks_the_call_that_the_other_one_waits_in() -> None:
     found = stuck(by_rank(waiting, state(1, called(1), ended="finished", calls={"f": 1})))
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.CALL_COUNT, (1,), line(7))
+    assert found.is_by_past, "of two ranks there is no majority"
 
 
 def test_two_ranks_in_collectives_that_are_both_new_differ_when_one_of_them_died() -> None:

@@ -72,6 +72,17 @@ def test_of_two_ranks_that_parted_at_a_branch_nobody_is_blamed_by_a_past_or_by_h
     assert (found.lead.ranks, found.lead.is_rank_known) == (ranks, ranks != (0, 1))
 
 
+@pytest.mark.parametrize(("witnesses", "ranks"), [((2, 3), (1,)), ((), (0, 1))])
+def test_of_two_ranks_of_a_domain_the_other_replicas_say_which_one_went_another_way(
+    witnesses: tuple[int, ...], ranks: tuple[int, ...]
+) -> None:
+    flows = {rank: flow_of(programs.data_ends_early, rank) for rank in range(4)}
+    two = {rank: flows[rank] for rank in (0, 1)}
+    stuck = verdict(Cause.STUCK_COLLECTIVE, (0, 1), is_rank_known=False).model_copy(update={"world_size": 4})
+    found = with_branch(stuck, two, READABLE, lambda: {rank: flows[rank] for rank in witnesses})
+    assert found.lead is not None and found.lead.ranks == ranks
+
+
 @pytest.mark.parametrize("cause", [Cause.KILLED, Cause.STOPPED_RESPONDING, Cause.STUCK_COLLECTIVE])
 def test_a_branch_after_which_all_issue_the_same_collectives_stops_no_rank(cause: Cause) -> None:
     """It may have led to other data: of content that differs, it has the line."""
