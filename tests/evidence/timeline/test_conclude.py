@@ -46,7 +46,7 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
         Cause.PARTED, (0, 1), "stuck in a collective: as it was"
     )  # fmt: skip
     usual, other = map(conclude.side_text, found.lead.parted.sides if found.lead.parted else ())
-    assert usual.endswith(", as both did before") and "before" not in other
+    assert usual.endswith(", as all did before") and "before" not in other
     assert "execute_dummy(step)" in found.lead.line.code
     assert [check.id for check in found.checks] == [CheckId.SAME_BRANCHES]
 
@@ -70,6 +70,22 @@ def test_of_two_ranks_that_parted_at_a_branch_nobody_is_blamed_by_a_past_or_by_h
     assert found.lead is not None and found.lead.parted is not None
     assert found.lead.parted.odd == ()
     assert (found.lead.ranks, found.lead.is_rank_known) == (ranks, ranks != (0, 1))
+
+
+@pytest.mark.parametrize(("odd", "ranks", "before"), [((2, 3), (0, 1, 2, 3), [True, False]), ((3,), (3,), [False] * 2)])
+def test_two_against_two_are_as_undecided_as_one_against_one(
+    odd: tuple[int, ...], ranks: tuple[int, ...], before: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = UserLine(file=programs.__file__, line=1, function="step")
+    others = tuple(rank for rank in range(4) if rank not in odd)
+    sides = tuple(Went(ranks=each, how="line", line=line) for each in (others, odd))
+    monkeypatch.setattr(conclude, "parted", lambda *_, **__: Parted(line=line, times=4, sides=sides, odd=odd))
+    flows = {rank: flow_of(programs.same_on_all, rank) for rank in range(4)}
+    stuck = verdict(Cause.STUCK_COLLECTIVE, odd).model_copy(update={"world_size": 4})
+    found = with_branch(stuck, flows, READABLE)
+    assert found.lead is not None and found.lead.parted is not None
+    assert (found.lead.ranks, [side.is_as_before for side in found.lead.parted.sides]) == (ranks, before)
+    assert found.checks[0].is_rank_known == found.lead.is_rank_known == (len(odd) == 1)
 
 
 @pytest.mark.parametrize(("witnesses", "ranks"), [((2, 3), (1,)), ((), (0, 1))])

@@ -190,7 +190,7 @@ class Went(Frozen):
     given: str = ""
     """`slot = 1`: what the branch reads, where that tells the sides apart."""
     is_as_before: bool = False
-    """Of two ranks, the one that went the way that both had gone there before."""
+    """Without a majority, those that went the way that all had gone there before."""
 
 
 class Parted(Frozen):

@@ -105,9 +105,9 @@ def with_branch(
         own = _with_own_branch(verdict, flows, readable)
         own = own if own is not verdict else _with_only_own_way(verdict, habit, flows, readable)
         return own if own is not verdict else found
-    is_of_domain = any(divergence.is_red for divergence in verdict.divergences)
     if found is not verdict:
         return found
+    is_of_domain = any(divergence.is_red for divergence in verdict.divergences)
     if is_of_domain:  # what others do explains no difference between programs of one domain
         return _with_own_part(verdict, flows, readable)
     others = elsewhere()
@@ -243,7 +243,8 @@ def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[
     everyone = (0, 1) if are_all_two else _compared(found)
     has_majority = before.cause is Cause.AGREED_VALUES and before.is_rank_known  # of ranks that have the same value
     odd = before.ranks if has_majority else found.odd
-    lead = _lead_of_two(before, found, everyone) if len(everyone) == _A_PAIR else _lead(before, found, odd)
+    is_outvoted = len(everyone) < 2 or 0 < 2 * len(odd) < len(everyone)  # not one against one, or two against two
+    lead = _lead(before, found, odd) if is_outvoted else _lead_of_split(before, found, everyone)
     checks = verdict.checks
     if lead.cause is Cause.PARTED:
         follows = {"is_consequence": True}
@@ -260,12 +261,13 @@ def _check(lead: Lead) -> Check:
         observed=lead.says,
         line=lead.line,
         ranks=lead.ranks,
+        is_rank_known=lead.is_rank_known,
         cause=lead.cause,
     )
 
 
-def _lead_of_two(before: Lead, found: Parted, everyone: tuple[int, ...]) -> Lead:
-    """Of two ranks no past says which one is wrong: what changed may have been due. It is said who did as before."""
+def _lead_of_split(before: Lead, found: Parted, everyone: tuple[int, ...]) -> Lead:
+    """Without a majority no past says who is wrong: what changed may have been due. It is said who did as before."""
     sides = tuple(
         side.model_copy(update={"is_as_before": bool(found.odd) and set(found.odd).isdisjoint(side.ranks)})
         for side in found.sides
@@ -338,7 +340,7 @@ def side_text(side: Went) -> str:
     does = _way_text(side, _DOES)
     verb, _, rest = does.partition(" ")
     several = _PLURAL.get(verb, verb.removesuffix("s")) if len(side.ranks) > 1 else verb
-    before = ", as both did before" if side.is_as_before else ""
+    before = ", as all did before" if side.is_as_before else ""
     return f"{named_ranks(side.ranks)}{given} {several} {rest}{before}"
 
 
