@@ -250,8 +250,7 @@ def test_the_recorder_has_the_send_or_receive_in_flight_with_the_global_rank(
     monkeypatch.setattr(watching, "recorded_collectives", lambda: {"entries": entries})
     monkeypatch.setattr(watching, "group_members", lambda: groups)
     assert flight.point_to_point(sys._getframe()) is None  # the program goes on meanwhile
-    monkeypatch.setattr(flight, "is_blocked", lambda frame: True)
-    found = flight.point_to_point(sys._getframe())
+    found = flight.point_to_point(sys._getframe(), is_held=True)
     assert (found and (found.op, found.peer)) == says
     if found is not None:
         assert found.line is not None and found.line.code == linecache.getline(__file__, HERE).strip()
@@ -278,9 +277,8 @@ def test_of_several_messages_the_one_posted_where_the_program_waits_is_waited_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`dist.irecv(x, 0).wait()` after an isend that nobody has waited for; else the oldest one counts."""
-    monkeypatch.setattr(flight, "is_blocked", lambda frame: True)
     monkeypatch.setattr(watching, "waits_for_work", lambda frame: True)
     here, sent = sys._getframe(), posted("send", 2, HERE)
     lines = inspect.currentframe().f_lineno + 1, HERE  # type: ignore[union-attr]
-    found = [flight.point_to_point(here, [sent, posted("recv", 1, line)]) for line in lines]
+    found = [flight.point_to_point(here, [sent, posted("recv", 1, line)], is_held=True) for line in lines]
     assert [(one.op, one.peer) for one in found if one is not None] == [("recv", 1), ("send", 2)]

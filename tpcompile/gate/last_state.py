@@ -140,7 +140,7 @@ class LastState:
     def state(self) -> RankState:
         """What this rank does now, or did last."""
         frame = watching.main_thread_frame(self._main_thread)
-        state = state_of(frame, rank=self._rank, activity=RUNNING, since_s=0.0)
+        state = state_of(frame, is_held=flight.is_blocked(frame), rank=self._rank, activity=RUNNING, since_s=0.0)
         if self._has_raised:
             # the last one in flight: it has failed, and the recorder does not say whether it ended
             last = state.latest

@@ -90,8 +90,10 @@ def _posted_at(posted: Posted) -> tuple[UserLine, ...]:
     return tuple(reversed(lines))
 
 
-def point_to_point(frame: FrameType | None, posted: Iterable[Posted] = ()) -> PointToPoint | None:
-    """The send or receive this process waits in.
+def point_to_point(
+    frame: FrameType | None, posted: Iterable[Posted] = (), *, is_held: bool = False
+) -> PointToPoint | None:
+    """The send or receive this process waits in; none while its main thread is not held, and goes on meanwhile.
 
     Of gloo what the main thread has posted and waits for, or has called; of NCCL what the recorder has in flight.
     """
@@ -100,16 +102,27 @@ def point_to_point(frame: FrameType | None, posted: Iterable[Posted] = ()) -> Po
     if called is not None:
         number = first(one.number for one in waited if (one.op, one.peer) == called) or 0
         return PointToPoint(op=called[0], peer=called[1], line=last(user_stack(frame)), number=number)
-    if not is_blocked(frame):
-        return None  # the program continues while it is in flight
+    if not is_held:
+        return None
     if waited and watching.waits_for_work(frame):
         # `dist.irecv(x, 0).wait()`: sends that nobody has waited for yet may be older
         here = last(user_stack(frame))
         one = last([one for one in waited if here is not None and last(_posted_at(one)) == here]) or waited[0]
         return PointToPoint(op=one.op, peer=one.peer, line=last(_posted_at(one)), number=one.number)
-    entries = watching.recorded_collectives().get("entries", ())
-    in_flight = list(filter(None, map(_p2p_in_flight, entries)))
+    in_flight = list(filter(None, map(_p2p_in_flight, _recorded_entries())))
     return _numbered(in_flight, posted) if in_flight else None
+
+
+def has_message_in_flight(*, for_s: float) -> bool:
+    """True for a send or receive that NCCL's recorder has had in flight for more than `for_s`."""
+    now_ns = time.time_ns()
+    messages = filter(_p2p_in_flight, _recorded_entries())
+    return any(now_ns - entry.get("time_created_ns", now_ns) > for_s * 1e9 for entry in messages)
+
+
+def _recorded_entries() -> Sequence[Mapping[str, Any]]:
+    entries: Sequence[Mapping[str, Any]] = watching.recorded_collectives().get("entries", ())
+    return entries
 
 
 def _numbered(in_flight: Sequence[PointToPoint], posted: Iterable[Posted]) -> PointToPoint:

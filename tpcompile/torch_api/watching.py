@@ -3,6 +3,7 @@
     name                                          why
     eval_frame.compile_wrapper (its code object)  the frame through which every call of a compiled callable goes
     OptimizeContext.enter_exit_hooks              called before and after every call of a compiled callable
+    _C._cuda_hasPrimaryContext                    which GPUs this process has used
     _debug_get_cache_entry_list, compile_id       which of the compiled variants of a function was hit
     ProcessGroup._get_sequence_number_for_group   number of the last collective of a group
     torch._C._distributed_c10d._dump_fr_trace     flight recorder: collectives in flight with the user's frames
@@ -153,6 +154,17 @@ def is_in_dynamo(frame: FrameType | None) -> bool:
 def uses_gpu() -> bool:
     """True once this process has used a GPU."""
     return bool(torch.cuda.is_initialized())
+
+
+def has_gpu_work() -> bool:
+    """True while a default stream of this process has work that is not done.
+
+    Ask only of a main thread that does not move: a stream must not be asked while a CUDA graph is captured.
+    """
+    if not torch.cuda.is_initialized():
+        return False
+    used = filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))
+    return any(not torch.cuda.default_stream(device).query() for device in used)
 
 
 def finish_device_work() -> None:
