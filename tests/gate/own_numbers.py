@@ -280,6 +280,18 @@ def two_axes(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=program, inputs=_inputs(), reference=Sharded(Collectives(None)), mesh=mesh)
 
 
+def own_mesh(ctx: TargetContext) -> tpcompile.Target:
+    """The adapter on two of four ranks, whose step averages over all: one rank alone has a mesh of that shape, too."""
+    mesh = init_device_mesh(ctx.device.type, (2, 2), mesh_dim_names=("dp", "tp"))
+    everyone = Collectives(dist.group.WORLD)
+
+    def step(program: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        return everyone.all_reduce(program(*inputs)) / everyone.size
+
+    program = Adapted(Collectives(mesh.get_group("tp")), is_wrong=_is_wrong(ctx))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Merged(), mesh=mesh, step=step)
+
+
 def _is_wrong(ctx: TargetContext) -> bool:
     return bool(ctx.settings.get("wrong"))
 

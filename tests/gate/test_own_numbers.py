@@ -23,10 +23,11 @@ KINDS = {
     "experts": MistakeKind.OTHER_PART,
     "heads_in_turn": MistakeKind.OTHER_PART,
     "two_axes": MistakeKind.WRONG_GROUP,
+    "own_mesh": MistakeKind.OTHER_NUMBER,
 }
-MARKS = {"global_group": "adapter"}
+MARKS = {"global_group": "adapter", "own_mesh": "adapter"}
 """Programs whose line is that of a different one."""
-ON_FOUR = ("two_axes",)
+ON_FOUR = ("two_axes", "own_mesh")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 

@@ -8,47 +8,45 @@ right.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from tpcompile.config import TargetConfig
 from tpcompile.numerics.optimizer_step import plain_name
-from tpcompile.target import TargetContext, find, target_of
+from tpcompile.target import Target, TargetContext, find, target_of
+from tpcompile.torch_api.alone import world_of_one
 from tpcompile.torch_api.dispatch import local_part
 
 
 @contextmanager
-def built_for_one_rank(config: TargetConfig, device: torch.device, reference: nn.Module) -> Iterator[nn.Module | None]:
-    """The program, a module, of a rank that is alone, with the numbers of the reference; None where that cannot be.
+def built_for_one_rank(config: TargetConfig, device: torch.device, reference: nn.Module) -> Iterator[Target | None]:
+    """The target of a rank that is alone, whose program is a module with the numbers of the reference; None where that
+    cannot be.
 
-    No other rank is waited for, unless `build` does: the group is of this process. What `build` sets for its whole
-    process, such as a group in a global name, is that of one rank from here on: run the program of all ranks before.
+    Within it the world has this rank alone, also for meshes of several axes: no other rank is waited for. What `build`
+    sets for its whole process, such as a group in a global name, is that of one rank from here on: run the program of
+    all ranks before.
     """
-    alone: dist.ProcessGroup | None = None
-    program: nn.Module | None = None
-    try:
-        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        built = _built(config, device, alone)
-        if isinstance(built, nn.Module):
-            _take_numbers(built, reference)
-            program = built
-    except (Exception, SystemExit):  # of the user's code, which may be for several ranks only; or of the backend
-        program = None
-    try:
-        yield program
-    finally:
-        if alone is not None:
-            dist.destroy_process_group(alone)
+    target: Target | None = None
+    with ExitStack() as world:
+        # An exception is of the user's code, which may be for several ranks only; or of the backend.
+        with suppress(Exception, SystemExit):
+            world.enter_context(world_of_one())
+            target = _built(config, device, reference)
+        yield target
 
 
-def _built(config: TargetConfig, device: torch.device, alone: dist.ProcessGroup) -> object:
-    mesh = DeviceMesh.from_group(alone, device.type, mesh_dim_names=("tp",))
+def _built(config: TargetConfig, device: torch.device, reference: nn.Module) -> Target | None:
+    mesh = init_device_mesh(device.type, (1,), mesh_dim_names=("tp",))
     context = TargetContext(rank=0, world_size=1, device=device, mesh=mesh, settings=config.settings)
-    return target_of(config, find(config)(context)).program
+    target = target_of(config, find(config)(context))
+    if not isinstance(target.program, nn.Module):
+        return None
+    _take_numbers(target.program, reference)
+    return target
 
 
 def _take_numbers(program: nn.Module, reference: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -229,19 +230,21 @@ def _other_axes(target: Target) -> list[Axis]:
 
 @contextmanager
 def _on_one_rank(phases: Phases, target: Target, *, trains: bool) -> Iterator[Run | None]:
-    """A run of the program that is built for one rank, in eager; None where it cannot be built so."""
+    """A run of the program that is built for one rank, by the step that is built with it, in eager; None where it
+    cannot be built so."""
     reference = target.reference
     assert isinstance(phases.config, TargetConfig) and reference is not None, "a target is compared"
-    with built_for_one_rank(phases.config, phases.device, reference) as program:
-        if program is None:
+    with built_for_one_rank(phases.config, phases.device, reference) as alone:
+        if alone is None:
             yield None
             return
+        own = replace(target, step=target.step and alone.step)
 
         def call() -> dict[str, Tensor]:
             with torch.compiler.set_stance("force_eager"):
-                return _run_alone(target, program, target.inputs, trains=trains).named
+                return _run_alone(own, alone.program, target.inputs, trains=trains).named
 
-        yield Run(call, program)
+        yield Run(call, alone.program)
 
 
 def _named(run: Callable[[], Ran]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Every private or moving name of torch that tpcompile uses, by subject, with the versions it was seen on.
 
 additions.py    passes, backends and tables that a program adds to the compiler
+alone.py        a world of one rank within a job of several
 autotuning.py   what Inductor times in order to choose between kernels
 binaries.py     what Triton compiled of a kernel for a GPU
 c10d.py         groups and what precedes their end, and collectives as the eager wrappers issue them
