@@ -19,6 +19,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 from tpcompile.sentinel import flight
+from tpcompile.sentinel.messages import PointToPoint
 from tpcompile.testing import run_on_ranks
 from tpcompile.torch_api import watching
 from tpcompile.torch_api.point_to_point import Posted
@@ -282,3 +283,26 @@ def test_of_several_messages_the_one_posted_where_the_program_waits_is_waited_fo
     lines = inspect.currentframe().f_lineno + 1, HERE  # type: ignore[union-attr]
     found = [flight.point_to_point(here, [sent, posted("recv", 1, line)], is_held=True) for line in lines]
     assert [(one.op, one.peer) for one in found if one is not None] == [("recv", 1), ("send", 2)]
+
+
+BATCH, OTHER = ((dist.batch_isend_irecv.__code__, 1),), ((dist.batch_isend_irecv.__code__, 2),)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_queued"),
+    [
+        ({}, True),
+        ({"peer": 2}, False),
+        ({"at_ns": 1}, False),
+        ({"work": Pending()}, False),
+        ({"stack": BATCH}, False),
+        ({"stack": OTHER}, True),
+    ],
+    ids=["behind", "other peer", "before", "on a CPU", "same batch", "other batch"],
+)
+def test_a_message_behind_the_one_in_flight_on_its_stream_is_queued(more: dict[str, Any], is_queued: bool) -> None:
+    fields: dict[str, Any] = {"peer": 1, "number": 1, "num_elements": 1, "dtypes": "float32", "stack": BATCH}
+    held = Posted(op="recv", at_ns=2, **fields)
+    sent = Posted(**{"op": "send", "at_ns": 3, **fields, "stack": OTHER, **more})
+    found = flight.messages([held, sent], PointToPoint(op="recv", peer=1, number=1))
+    assert [one.is_queued for one in found] == [False, is_queued]

@@ -452,3 +452,12 @@ def test_a_message_of_which_both_ends_are_posted_holds_nobody(num_sent: int) -> 
     second = state(1, p2p=PointToPoint(op="recv", peer=0, number=num_sent + 1), messages=received, blocked=True)
     found = stuck(by_rank(first, second, state(2)))
     assert (found is None) == (num_sent == 3)
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_message_that_is_queued_on_a_gpu_behind_one_in_flight_ends_no_wait(is_queued: bool) -> None:
+    """Both ranks receive first; rank 1 has queued its send behind that."""
+    sent = [Message(op="send", peer=0, number=3, is_queued=is_queued)]
+    first = state(0, p2p=PointToPoint(op="recv", peer=1, number=3), blocked=True)
+    second = state(1, p2p=PointToPoint(op="recv", peer=0, number=3), messages=sent, blocked=True)
+    assert (stuck(by_rank(first, second)) is not None) == is_queued

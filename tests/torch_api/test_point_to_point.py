@@ -40,7 +40,8 @@ def _posts() -> dict[str, Any]:
     _swap(other)
     told = [(one.op, one.peer, one.number, dict(one.content)) for one in flight.messages(messages.posted())]
     functions = [one.stack[-1].function for one in flight.messages(messages.posted())]
-    return {"told": told, "ended": ended, "functions": functions}
+    batches = [one.is_in_batch for one in messages.posted()]
+    return {"told": told, "ended": ended, "functions": functions, "batches": batches}
 
 
 def test_messages_are_recorded_with_number_content_and_stack_until_they_are_removed() -> None:
@@ -54,6 +55,7 @@ def test_messages_are_recorded_with_number_content_and_stack_until_they_are_remo
     ]  # fmt: skip
     assert sender["ended"] == receiver["ended"] == [True] * 5
     assert sender["functions"] == ["_swap"] * 4 + ["_posts"]
+    assert sender["batches"] == [True] * 4 + [False]
 
 
 def _posts_what_cannot_be_read() -> int:
@@ -78,7 +80,9 @@ def _waits() -> list[str]:
     def look() -> None:
         for _ in range(2):
             time.sleep(1)
-            seen.append(str(flight.point_to_point(main_thread_frame(main), messages.posted())))
+            frame = main_thread_frame(main)
+            is_held = flight.is_blocked(frame)
+            seen.append(str(flight.point_to_point(frame, messages.posted(), is_held=is_held)))
             time.sleep(0.5)
             if dist.get_rank() == 0:
                 dist.send(torch.ones(1), 1)

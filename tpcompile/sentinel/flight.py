@@ -68,9 +68,10 @@ def issuing_places(issued: Iterable[Issued], sent: Iterable[Message] = ()) -> tu
     return tuple(dict.fromkeys(found))
 
 
-def messages(posted: Iterable[Posted]) -> tuple[Message, ...]:
-    """What this process has posted, as records; oldest first."""
+def messages(posted: Sequence[Posted], waits_in: PointToPoint | None = None) -> tuple[Message, ...]:
+    """What this process has posted, as records; oldest first. `waits_in` is the one that it waits in."""
     now_ns = time.time_ns()
+    held = None if waits_in is None else first(one for one in posted if _is_same(one, waits_in))
     return tuple(
         Message(
             op=one.op,
@@ -79,9 +80,21 @@ def messages(posted: Iterable[Posted]) -> tuple[Message, ...]:
             content={"elements": str(one.num_elements), "dtypes": one.dtypes},
             age_s=max(0.0, (now_ns - one.at_ns) / 1e9),
             stack=_posted_at(one),
+            is_queued=held is not None and _is_queued(one, held),
         )
         for one in posted
     )
+
+
+def _is_same(posted: Posted, p2p: PointToPoint) -> bool:
+    return (posted.op, posted.peer, posted.number) == (p2p.op, p2p.peer, p2p.number)
+
+
+def _is_queued(posted: Posted, held: Posted) -> bool:
+    """True for a message on the stream of the one that is `held`, and behind it."""
+    if not (posted.is_on_gpu and held.is_on_gpu) or posted.peer != held.peer or posted.at_ns <= held.at_ns:
+        return False
+    return not (held.is_in_batch and posted.stack == held.stack)
 
 
 def _posted_at(posted: Posted) -> tuple[UserLine, ...]:

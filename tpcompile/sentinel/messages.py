@@ -213,6 +213,8 @@ class Message(Frozen):
     age_s: Seconds = 0.0
     stack: tuple[UserLine, ...] = ()
     """The user's frames, outermost first."""
+    is_queued: bool = False
+    """On a GPU, behind one that is in flight with this peer: it has not begun."""
 
 
 class PointToPoint(Frozen):

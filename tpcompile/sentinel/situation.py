@@ -131,7 +131,8 @@ class Situation:
         if p2p is None or p2p.number == 0:
             return False
         wanted = ("recv" if p2p.op == "send" else "send", state.rank)
-        posted = [one.number for one in self.now[p2p.peer].messages if (one.op, one.peer) == wanted]
+        messages = self.now[p2p.peer].messages
+        posted = [one.number for one in messages if (one.op, one.peer) == wanted and not one.is_queued]
         return max(posted, default=0) >= p2p.number
 
     def _is_calling(self, state: RankState) -> bool:

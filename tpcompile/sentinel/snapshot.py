@@ -95,6 +95,7 @@ def state_of(
     """State of this process: `frame` is the innermost of its main thread, which `is_held` in communication or not;
     `known` is what neither that nor torch knows."""
     members = watching.group_members()
+    p2p = flight.point_to_point(frame, posted, is_held=is_held)
     seen = {
         "in_dynamo": watching.is_in_dynamo(frame),
         "blocked": is_held,
@@ -102,8 +103,8 @@ def state_of(
         "issued": flight.recorded(begun=begun),
         "host": host_name(this_host()),
         "calling": watching.group_waited_in(frame),
-        "messages": flight.messages(posted),
-        "p2p": flight.point_to_point(frame, posted, is_held=is_held),
+        "messages": flight.messages(posted, p2p),
+        "p2p": p2p,
         "groups": tuple(sorted(members)),
         "members": members,
         "cpu_s": time.monotonic() if watching.uses_gpu() else time.process_time(),

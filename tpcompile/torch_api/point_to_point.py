@@ -32,6 +32,7 @@ _KEPT = 240
 _OPS: dict[str, Literal["send", "recv"]] = {"send": "send", "recv_": "recv"}
 _KEY = torch._C.DispatchKey.BackendSelect
 _c10d = torch._C._distributed_c10d
+_BATCH = dist.batch_isend_irecv.__code__
 
 
 @dataclass
@@ -53,9 +54,19 @@ class Posted:
     """torch's handle; None where it would keep memory of a GPU alive."""
 
     @property
+    def is_on_gpu(self) -> bool:
+        """True for a message that a stream sends or receives: one after the other, for each peer."""
+        return self.work is None
+
+    @property
     def has_ended(self) -> bool:
         """True once the program has waited for it; on a GPU the flight recorder knows, so this is always True."""
-        return self.work is None or bool(self.work.is_completed())
+        return self.is_on_gpu or bool(self.work.is_completed())
+
+    @property
+    def is_in_batch(self) -> bool:
+        """True for one of `batch_isend_irecv`: those of one batch have the same stack, and begin together."""
+        return any(code is _BATCH for code, _ in self.stack)
 
 
 class Messages:
