@@ -6,14 +6,15 @@ Where a step trains, these are the gradients that the optimizer is given, its st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from tpcompile.gate import outputs
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import drawing_alike
-from tpcompile.numerics.optimizer_step import Of, followed
+from tpcompile.numerics.optimizer_step import Of, buffers_put_back, followed
 from tpcompile.numerics.rows import Rows, all_rows
 from tpcompile.target import Target
 
@@ -47,16 +48,16 @@ class Compared:
     normal: Mapping[str, float]
     """Single-device error of each whole tensor of a step."""
     left_out: tuple[str, ...]
-    """Parameters that are no rows of the reference's."""
+    """Parameters that are no rows of the reference's, and state of one that is no part of the reference's."""
 
 
 def run_step(target: Target, program: object, call: Callable[[], object], *, trains: Callable[[bool], bool]) -> Ran:
     """Call it, and put back what the step changed. `trains` is asked with the own answer and says that of all ranks."""
-    if target.step is None:
-        with drawing_alike():
-            return Ran(outputs.kept(call()))
     is_named = isinstance(target.program, nn.Module)  # else the names are places in the optimizer
     module = program if is_named and isinstance(program, nn.Module) else None
+    if target.step is None:
+        with drawing_alike(), buffers_put_back(module):
+            return Ran(outputs.kept(call()))
     with drawing_alike(), followed(module) as step:
         returned = outputs.kept(call())
         if not trains(step.has_changed):
@@ -72,14 +73,23 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
     both = [of for of in single.made if of in exact.made]
     normal = {_name(of): error_ratio.relative(single.made[of], exact.made[of]) for of in both}
 
-    def of_rank(ran: Ran) -> dict[str, Tensor]:
-        made = {of: _taken(rows[of[1]], tensor, ran.before[of[1]]) for of, tensor in ran.made.items() if of[1] in rows}
-        return Ran(ran.returned, made).named
+    of_rank = {
+        of: _part_of_rank(rows[of[1]], exact.before[of[1]].shape, exact.made[of], own[0].made[of])
+        for of in both
+        if of in own[0].made and of[1] in rows
+    }
+    unknown = [of for of, part in of_rank.items() if part is None]
+    left_out += [" of ".join(of) for of in unknown]
+
+    def of_single(ran: Ran) -> dict[str, Tensor]:
+        made = {of: part(tensor) for of, tensor in ran.made.items() if (part := of_rank.get(of, _whole)) is not None}
+        return Ran(ran.returned, {of: tensor for of, tensor in made.items() if of[1] in rows}).named
 
     def of_own(ran: Ran) -> dict[str, Tensor]:
-        return Ran(ran.returned, {of: tensor for of, tensor in ran.made.items() if of[1] in rows}).named
+        made = {of: tensor for of, tensor in ran.made.items() if of[1] in rows and of not in unknown}
+        return Ran(ran.returned, made).named
 
-    return Compared([of_own(ran) for ran in own], of_rank(single), of_rank(exact), normal, tuple(left_out))
+    return Compared([of_own(ran) for ran in own], of_single(single), of_single(exact), normal, tuple(left_out))
 
 
 def spread_of(
@@ -94,9 +104,30 @@ def spread_of(
     return found
 
 
-def _taken(rows: Rows, tensor: Tensor, parameter: Tensor) -> Tensor:
-    """The rank's rows of a tensor of the parameter's shape; any other, such as a number, is whole on each rank."""
-    return rows.of(tensor) if tensor.shape == parameter.shape else tensor
+def _part_of_rank(rows: Rows, parameter: torch.Size, full: Tensor, own: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """What takes a rank's part of a tensor that is kept of a parameter with that shape; None where it is not known.
+
+    Of one with the parameter's shape its rows; of one that is as long in one dim only, such as the mean of each row,
+    the same places there; of what is spread flat over replicas the part that is nearest. Any other, such as a number,
+    is whole on each rank.
+    """
+    taken = rows.of if full.shape == parameter else _whole
+    part = taken(full)
+    if part.shape == own.shape:
+        return taken
+    if rows.index is not None and full.dim() == own.dim():
+        dims = [dim for dim, lengths in enumerate(zip(full.shape, own.shape, strict=True)) if len(set(lengths)) > 1]
+        if len(dims) == 1 and (full.shape[dims[0]], own.shape[dims[0]]) == (rows.length, len(rows.index)):
+            return replace(rows, dim=dims[0]).of
+    length = own.numel()
+    if own.dim() != 1 or not length or part.numel() % length:
+        return None
+    place = int((part.reshape(-1, length) - own.to(part)).square().sum(1).argmin())
+    return lambda tensor: taken(tensor).reshape(-1, length)[place]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _name(of: Of) -> str:

@@ -26,7 +26,7 @@ from tpcompile.gate.phases import RESIZED_CALLS, Phases
 from tpcompile.gate.step_values import Ran, comparable, run_step, spread_of
 from tpcompile.numerics import error_ratio, spread
 from tpcompile.numerics.drawn import Drawn
-from tpcompile.numerics.optimizer_step import followed
+from tpcompile.numerics.optimizer_step import buffers_put_back, followed
 from tpcompile.numerics.trace import Axis
 from tpcompile.numerics.wrong_op import Run, wrong_op_of
 from tpcompile.ranks.domain import Domain, domain_of
@@ -93,9 +93,9 @@ def _ran(target: Target, call: Callable[[Inputs], Any], *, trains: Callable[[boo
 
 
 def _put_back(target: Target) -> AbstractContextManager[Any]:
-    """Weights and optimizers are as before afterwards, where a step may change them."""
+    """Buffers are as before afterwards, and where a step may change them, weights and optimizers."""
     module = target.program if isinstance(target.program, nn.Module) else None
-    return nullcontext() if target.step is None else followed(module)
+    return buffers_put_back(module) if target.step is None else followed(module)
 
 
 def _call_again(phases: Phases, target: Target, call: Callable[[Inputs], Any]) -> None:

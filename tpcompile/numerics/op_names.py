@@ -47,6 +47,9 @@ NO_VALUES = {"aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_em
 """Their numbers mean nothing."""
 IN_SOME_RUNS = NO_VALUES | {"aten.clone", "aten.detach", "aten.alias", "aten.copy_", "aten.lift_fresh"}
 """Whether autograd copies a gradient depends on Python's memory: in these, ranks and runs of one program differ."""
+WRITTEN_UNSAID = {"aten.native_batch_norm": 3, "aten.cudnn_batch_norm": 3, "aten.miopen_batch_norm": 3}
+"""Ops that write two of their arguments, the running statistics, which their schema does not say; place of the first.
+Seen on torch 2.11.0 and 2.13.0."""
 COLLECTIVES = ("_c10d_functional.", "c10d.")
 SUMS_OVER_RANKS = (
     "_c10d_functional.all_reduce", "_c10d_functional.reduce_scatter_tensor", "c10d.allreduce_",

@@ -111,6 +111,19 @@ def followed(module: nn.Module | None) -> Iterator[Step]:
         step.put_back()
 
 
+@contextmanager
+def buffers_put_back(module: nn.Module | None) -> Iterator[None]:
+    """Afterwards buffers, such as running statistics, are as before."""
+    buffers = list(module.buffers()) if module is not None else []
+    before = [each.detach().clone() for each in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for each, value in zip(buffers, before, strict=True):
+                each.copy_(value)
+
+
 def _saved(optimizer: Optimizer) -> Callable[[], None]:
     """Puts the optimizer's state and settings back; a compiled step is guarded on the tensors, so they are kept."""
     kept = {parameter: dict(state) for parameter, state in optimizer.state.items()}

@@ -22,7 +22,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
 from tpcompile.numerics.callers import caller, callers, follows_run
 from tpcompile.numerics.fingerprints import Part, Summary, fingerprint, summary
-from tpcompile.numerics.op_names import IN_SOME_RUNS
+from tpcompile.numerics.op_names import IN_SOME_RUNS, WRITTEN_UNSAID
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.rows import Cut
 from tpcompile.numerics.trace import Axis, Change, Trace, Value
@@ -190,6 +190,9 @@ class _Tracing(TorchDispatchMode):
         results = list(_tensors(out))
         if func._schema.is_mutable or name.startswith(_IN_PLACE):
             results += given
+        if name in WRITTEN_UNSAID:
+            first = WRITTEN_UNSAID[name]
+            results += _tensors(args[first : first + 2])
         if name == _READ and isinstance(out, float):
             self._numbers[_rounded(out)] = sources[0]
         if name == _WAIT and pending:  # the collective was seen: the result is its
