@@ -45,7 +45,7 @@ def found(
     group: Any = dist.group.WORLD
     whole = traced_call(lambda: {"loss": torch.ones(4).sum()}, None)
     trials = Trials(
-        traced_call(call, None), again, Known.of([whole]), group,
+        traced_call(call, None), again, Known.of([whole]), group, group,
         tolerance=1e-5, device=torch.device("cpu"), limit_s=limit_s,
     )  # fmt: skip
     item: WrongOp | None = trials.repaired(["loss"], is_open=is_open)

@@ -225,7 +225,7 @@ def _other_axes(target: Target) -> list[Axis]:
     if mesh is None:
         return []
     others = [name for name in mesh.mesh_dim_names or () if name != target.axis]
-    return [Axis(mesh[name].size(), mesh.get_local_rank(name)) for name in others]
+    return [Axis(mesh[name].size(), mesh.get_local_rank(name), mesh.get_group(name)) for name in others]
 
 
 @contextmanager

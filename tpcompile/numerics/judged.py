@@ -66,6 +66,8 @@ class Total(NamedTuple):
     """Root of the sum of the squares of the first number of each fingerprint."""
     moments: Fingerprint = ()
     """Norm, sum and maximum of what all ranks have together; empty for single numbers."""
+    elsewhere: tuple[tuple[Fingerprint, int], ...] = ()
+    """Sums over the ranks of other axes of the mesh, and of several, each with the number of those ranks."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,12 @@ class Known:
 def as_text(trace: Trace) -> str:
     """What the other ranks need of a trace: `sums_over_ranks` reads it."""
     return json.dumps([[value.name, value.shape, value.tensor, value.moments] for value in trace.values])
+
+
+def totals_as_text(trace: Trace, totals: Sequence[Total | None]) -> str:
+    """The same of sums, which are summed along another axis; of no sums where ranks did not run the same ops."""
+    pairs = zip(trace.values, totals, strict=bool(totals))
+    return json.dumps([[value.name, value.shape, total and total.sum, ()] for value, total in pairs])
 
 
 def is_place(value: Value) -> bool:

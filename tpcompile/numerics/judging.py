@@ -114,9 +114,10 @@ class _Run:
         """How a value is right together with those of the other ranks; None where it is not."""
         shape, known = value.shape, self.known
         wholes = (-1, self.rank) if known.has_axes else (-1,)
-        if any(known.is_among(total.sum, shape, of, tolerance) for of in wholes):
+        sums = ((total.sum, self.size), *total.elsewhere)
+        if any(known.is_among(summed, shape, of, tolerance) for summed, _ in sums for of in wholes):
             return Judged.PARTIAL
-        if known.is_among(times(total.sum, 1 / self.size), shape, -1, tolerance):
+        if any(known.is_among(times(summed, 1 / size), shape, -1, tolerance) for summed, size in sums):
             return Judged.AVERAGED
         numbers = known.whole.get(shape, []) if math.prod(shape) == 1 else []
         return Judged.NORM if any(_is_norm(total, right, tolerance) for right in numbers) else None

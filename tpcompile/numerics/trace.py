@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch.distributed as dist
 from torch import Tensor
 
 from tpcompile.evidence.records import UserLine
@@ -77,3 +78,5 @@ class Axis:
     size: int
     at: int
     """The place of this rank along it."""
+    group: dist.ProcessGroup | None = None
+    """The ranks along it."""

@@ -63,6 +63,8 @@ class Trials:
     run_again: RunAgain
     known: Known
     group: dist.ProcessGroup
+    among: dist.ProcessGroup
+    """All ranks that run the program: along other axes of a mesh, too, ranks wait for each other."""
     tolerance: float
     device: torch.device
     limit_s: float
@@ -207,7 +209,7 @@ class Trials:
         return self.known.has(value, self.group.rank(), allowed_for(value, self.tolerance))
 
     def _all(self, text: str) -> list[str]:
-        return texts_of_all_ranks(text, self.group, self.device)
+        return texts_of_all_ranks(text, self.among, self.device)
 
 
 def _is_same_op(one: Value, other: Value) -> bool:

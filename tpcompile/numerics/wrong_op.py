@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tpcompile.collectives.strategies import TpComm
 from tpcompile.evidence.records import MistakeKind, WrongOp
 from tpcompile.numerics.agree import texts_of_all_ranks
+from tpcompile.numerics.fingerprints import Fingerprint
 from tpcompile.numerics.judged import (
     ROUNDINGS,
     Judged,
@@ -32,6 +33,8 @@ from tpcompile.numerics.judged import (
     is_near,
     of_gradients,
     sums_over_ranks,
+    times,
+    totals_as_text,
 )
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.judging import all_judged
@@ -88,19 +91,21 @@ def wrong_op_of(
 
     `wrong` are names of results. `references` return the same in the dtype under test and, last, in float64.
     `on_one_rank` makes the program as it is for one rank, after the run of all: it counts where its results are right.
-    `axes` are the other ones of the mesh. All ranks of the group must call it, also one whose results are right.
+    `axes` are the other ones of the mesh. All ranks of the group, and of a mesh, must call it, also one whose results
+    are right.
     """
     rank, size = (group.rank(), group.size()) if group is not None else (0, 1)
     began_s = time.monotonic()
     trace = traced_call(run.call, run.module)
     sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device), rank=rank)
+    sums = _with_other_axes(sums, trace, axes, device, size=size)
     layouts = _layouts(run.module, references[0].module, rank=rank, size=size)
     unequal = unequal_cuts(layouts.values(), rank=rank, size=size)
     if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
     singles = [traced_call(each.call, each.module, size=size, cuts=unequal, axes=axes) for each in references]
     with on_one_rank() as own:
-        twin = None if own is None else _twin(own, singles[-1], cuts=unequal, dtype=dtype, size=size)
+        twin = None if own is None else _twin(own, singles[-1], cuts=unequal, axes=axes, dtype=dtype, size=size)
     padded = {len(cut.index) for cut in unequal if cut.has_padding}
     known = Known.of([*singles, *([] if twin is None else [twin])], padded=padded, has_axes=bool(axes))
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
@@ -124,6 +129,7 @@ def wrong_op_of(
         group,
         tolerance=tolerance_of(dtype),
         device=device,
+        among=dist.group.WORLD if axes else group,
         limit_s=time.monotonic() - began_s,
         recuts=recuts_of(layouts, rank=rank, size=size),
         recut=lambda recut: recut_as(run.module, references[0].module, recut, layouts),
@@ -131,6 +137,36 @@ def wrong_op_of(
     may_be_rows = found is not None and found.kind in _MAY_BE_ROWS
     repaired = trials.repaired(mine, is_open=is_open, may_be_rows=may_be_rows)
     return repaired or found or rounded
+
+
+def _with_other_axes(
+    sums: Sequence[Total | None], trace: Trace, axes: Sequence[Axis], device: torch.device, *, size: int
+) -> list[Total | None]:
+    """The totals, with the sums along each other axis of the mesh, and along several. All ranks must call it.
+
+    Without sums of what the ranks of an axis hold alike: those are multiples, not what is put together of summands.
+    """
+    found: list[tuple[list[Total | None], int]] = []
+    texts = [(as_text(trace), 1), (totals_as_text(trace, sums), size)]
+    for axis in axes:
+        for text, num_ranks in tuple(texts):
+            along = sums_over_ranks(texts_of_all_ranks(text, axis.group, device), rank=axis.at)
+            found.append((along, num_ranks * axis.size))
+            texts.append((totals_as_text(trace, along), num_ranks * axis.size))
+
+    def elsewhere(place: int, total: Total) -> tuple[tuple[Fingerprint, int], ...]:
+        totals = ((along[place], num_ranks) for along, num_ranks in found if along)
+        simpler = [(trace.values[place].tensor or (), 1), (total.sum, size)]
+        known = [(total.sum, num_ranks) for total, num_ranks in totals if total is not None]
+        return tuple(one for one in known if not any(_is_multiple(one, other) for other in (*simpler, *known)))
+
+    return [total and total._replace(elsewhere=elsewhere(place, total)) for place, total in enumerate(sums)]
+
+
+def _is_multiple(total: tuple[Fingerprint, int], other: tuple[Fingerprint, int]) -> bool:
+    """True for a sum over more ranks than the other one, which they all hold."""
+    (numbers, num_ranks), (part, num_others) = total, other
+    return num_ranks > num_others and is_near(numbers, times(part, num_ranks / num_others), _LEAST)
 
 
 def _with_order(place: int, results: Sequence[int], found: Evidence) -> int:
@@ -145,10 +181,12 @@ def _with_order(place: int, results: Sequence[int], found: Evidence) -> int:
     return next((each for each in first if each is not None), place)
 
 
-def _twin(run: Run, exact: Trace, *, cuts: Sequence[Cut], dtype: torch.dtype, size: int) -> Trace | None:
+def _twin(
+    run: Run, exact: Trace, *, cuts: Sequence[Cut], axes: Sequence[Axis], dtype: torch.dtype, size: int
+) -> Trace | None:
     """The trace of the program on one rank; None where it raises, or returns anything else than the reference."""
     try:
-        trace = traced_call(run.call, run.module, size=size, cuts=cuts)
+        trace = traced_call(run.call, run.module, size=size, cuts=cuts, axes=axes)
     except Exception:  # of the program, which may be for several ranks only
         return None
     if not trace.results or trace.results.keys() != exact.results.keys():

@@ -221,6 +221,16 @@ def stages(rank: int, num_steps: int = 9) -> None:
             collective("tied", step)
 
 
+def a_last_stage_skips_a_part(rank: int) -> None:
+    """It sends other parts after the one that it left out."""
+    for step in range(5):
+        collective("receive", step)
+        for part in range(3):
+            if rank == 2 and (step, part) == (4, 1):  # parts
+                continue
+            send(part)
+
+
 def first_stage(step: int) -> None:
     for _ in range(3):
         collective("send", step)

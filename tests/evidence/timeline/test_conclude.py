@@ -312,6 +312,31 @@ def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_
         assert (found.lead.ranks, found.lead.line.code) == (ranks, code)
 
 
+def test_past_the_branch_of_a_role_a_part_that_was_left_out_among_others_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = programs.a_last_stage_skips_a_part
+    waits = [(programs.__file__, programs.collective.__code__.co_firstlineno)]
+    flows = {rank: until(flow_of(program, rank), waits) for rank in range(3)}
+    lines, first = inspect.getsourcelines(programs.send)
+    sends = next(first + at for at, line in enumerate(lines) if line.rstrip().endswith("# sends"))
+    sent = UserLine(file=programs.__file__, line=sends, function="send")
+    role = UserLine(file=programs.__file__, line=1, function="step")
+    at_role = Parted(line=role, times=4, sides=(), odd=(0,), is_habit=True)
+    monkeypatch.setattr(conclude, "parted", lambda *_, **__: at_role)
+    stuck = verdict(Cause.STUCK_COLLECTIVE, (2,), line=sent, left_out=sent)
+    red = stuck.model_copy(update={"world_size": 3})
+
+    def named() -> str:
+        found = with_branch(red, flows, READABLE)
+        assert found.lead is not None and found.lead.line is not None
+        return found.lead.line.code
+
+    assert named().endswith("# parts")
+    monkeypatch.setattr(conclude, "left_own_pass", lambda *_: None)  # the negative control
+    assert not named().endswith("# parts")
+
+
 @pytest.mark.parametrize(("is_habit", "ranks"), [(True, (0, 1, 2)), (False, (2,))])
 def test_a_role_that_is_not_among_the_ranks_of_the_finding_is_not_to_blame(
     is_habit: bool, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from tpcompile.evidence.timeline import branch_past, given, own_way, pair, part,
 from tpcompile.evidence.timeline.conclude import side_text
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
-from tpcompile.evidence.timeline.own_branch import left_own_part, left_own_way
+from tpcompile.evidence.timeline.own_branch import left_own_part, left_own_pass, left_own_way
 from tpcompile.evidence.timeline.part import parted
 from tpcompile.evidence.timeline.walk import Walks, forks, kind_of, place_of
 from tpcompile.recording.flow import FlowRecorder
@@ -174,7 +174,7 @@ def test_an_item_that_no_branch_reads_says_more_than_what_is_made_of_it(monkeypa
     monkeypatch.setattr(
         reasons.Reasons, "_strength", lambda self, *one: old if self.is_item(one[0]) else strength(self, *one)
     )
-    assert line_and_odd(programs.a_burst_is_ordered_on_each_rank, is_of_sizes=True)[0] == "return batch"
+    assert line_and_odd(programs.a_burst_is_ordered_on_each_rank, is_of_sizes=True)[0] == "batch.append(name)"
 
 
 def test_of_a_rank_with_a_part_of_its_own_the_detour_is_named_that_is_like_none_before() -> None:
@@ -543,9 +543,7 @@ def test_what_a_hook_is_given_was_not_made_by_the_line_that_ran_it() -> None:
 def test_what_setattr_may_have_set_is_what_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     flows = {rank: flow_of(programs.settings_are_those_of_a_node, rank) for rank in (0, 1)}
     found = parted(flows, {programs.__file__}, ["slots"])
-    assert found is not None and found.set_at is not None
-    assert source_line(found.line.line).strip().startswith("for name, value in")
-    assert source_line(found.set_at.line).strip().endswith("# by name")
+    assert found is not None and source_line(found.line.line).strip().startswith("for name, value in")
     monkeypatch.setattr(source, "ANY_ATTRIBUTE", "")  # the negative control
     found = parted(flows, {programs.__file__}, ["slots"])
     assert found is not None and source_line(found.line.line).strip() == "if rank == 0:"
@@ -554,11 +552,8 @@ def test_what_setattr_may_have_set_is_what_is_looked_for(monkeypatch: pytest.Mon
 def test_a_line_that_the_others_executed_is_told_by_the_branch_that_kept_one_rank_from_it() -> None:
     flows = {rank: flow_of(programs.one_node_has_no_settings, rank) for rank in range(3)}
     found = parted(flows, {programs.__file__}, ["slots"])
-    assert found is not None and (found.odd, found.set_at) == ((1,), None)
+    assert found is not None and found.odd == (1,)
     assert source_line(found.line.line).strip() == "if rank != 1:"
-    of_two = parted({rank: flows[rank] for rank in (0, 1)}, {programs.__file__}, ["slots"])
-    assert of_two is not None and of_two.set_at is not None
-    assert source_line(of_two.set_at.line).strip() == "settings.slots = 4"
 
 
 def test_a_hook_that_one_rank_lacks_was_registered_in_a_line_that_it_did_not_execute(
@@ -593,8 +588,7 @@ def late_flows(program: Callable[[int], Any], *, keeps_setup: bool = True) -> di
 
 def test_where_the_first_steps_are_kept_apart_they_are_looked_at_as_well() -> None:
     found = parted(late_flows(programs.settings_are_those_of_a_node), {programs.__file__}, ["slots"])
-    assert found is not None and found.set_at is not None
-    assert source_line(found.set_at.line).strip().endswith("# by name")
+    assert found is not None and source_line(found.line.line).strip().startswith("for name, value in")
     without = late_flows(programs.settings_are_those_of_a_node, keeps_setup=False)
     assert parted(without, {programs.__file__}, ["slots"]) is None
 
@@ -680,6 +674,16 @@ def test_a_loop_that_ends_one_pass_too_early_is_told_from_what_came_before_it(mo
     assert ({found.line.line}, found.odd) == (marked_lines(programs.a_last_stage), (2,))
     monkeypatch.setattr(own_way, "_LOOKED_AT", 0)  # the negative control: the loop is left each time
     assert left_own_way(flow, 2, sent()) is None
+
+
+def test_a_part_that_was_left_out_among_others_is_told_from_the_ways_between_them() -> None:
+    flow = until_sent(flow_of(programs.a_last_stage_skips_a_part, 2))
+    found = left_own_pass(flow, 2, sent())
+    assert found is not None and found.usual is not None
+    assert ({found.line.line}, found.odd) == (marked_lines(programs.a_last_stage_skips_a_part), (2,))
+    assert left_own_way(flow, 2, sent()) is None, "after the last part it goes on as before"
+    as_before = until_sent(flow_of(programs.a_last_stage_skips_a_part, 1))
+    assert left_own_pass(as_before, 1, sent()) is None, "the negative control"
 
 
 def test_what_a_rank_does_for_the_first_time_has_left_out_nothing() -> None:

@@ -61,3 +61,22 @@ def test_a_number_and_its_float_are_two_literals(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("a, b, c, d = 1, 1.0, True, 1\n")
     assert sorted(map(repr, source.literals(str(own)))) == ["1", "1.0", "True"]
+
+
+@pytest.mark.parametrize(
+    ("body", "made"),
+    [
+        (["length = 1", "for width in widths:", "    if is_reached(width):", "        length = width"], 4),
+        (["length = 0", "for width in widths:", "    length += width"], 4),
+        (["length = 1", "if is_long:", "    rest = 2"], 2),
+        (["found = []", "found.append(length)"], 4),
+    ],
+    ids=["under a condition", "in a loop", "before a condition", "given"],
+)
+def test_a_bare_return_says_less_than_what_gave_the_name_its_value(body: list[str], made: int, tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    lines = ["def length_of(widths, is_long, length=0):", *(f"    {line}" for line in body)]
+    file.write_text("\n".join([*lines, "    return length", "def other(x):", "    return x + 1", ""]))
+    at_return = len(lines) + 1
+    assert source.made_at(str(file), at_return) == (made if "length" in "".join(body).split("=")[0] else at_return)
+    assert source.made_at(str(file), at_return + 2) == at_return + 2  # more than a name

@@ -215,5 +215,3 @@ class Parted(Frozen):
     led_to: UserLine | None = None
     """The branch that it decided later, after which the ranks issued different collectives; of a value, the last one
     that followed from it. None for itself."""
-    set_at: UserLine | None = None
-    """The line after the branch by which some of the ranks alone set what differs later."""

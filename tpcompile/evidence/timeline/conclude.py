@@ -19,7 +19,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Divergence, Parted, Went
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.flow import Flow
-from tpcompile.evidence.timeline.own_branch import left_own_part, left_own_way
+from tpcompile.evidence.timeline.own_branch import left_own_part, left_own_pass, left_own_way
 from tpcompile.evidence.timeline.part import parted
 from tpcompile.evidence.timeline.source import is_loop
 
@@ -102,7 +102,7 @@ def with_branch(
     found = _with_witnesses(verdict, _with_branch(verdict, flows, readable), flows, readable, elsewhere)
     habit = found.lead.parted if found is not verdict and found.lead is not None else None
     if habit is not None and habit.is_habit and not _is_odd_known(habit, verdict.lead):
-        own = _with_own_branch(verdict, flows, readable)
+        own = _with_own_branch(verdict, flows, readable, may_be_between=True)
         own = own if own is not verdict else _with_only_own_way(verdict, habit, flows, readable)
         return own if own is not verdict else found
     if found is not verdict:
@@ -172,14 +172,20 @@ def _with_own_part(verdict: Verdict, flows: Mapping[int, Flow], readable: Collec
     return verdict if found is None else _led_by(verdict, lead, found, readable)
 
 
-def _with_own_branch(verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str]) -> Verdict:
-    """Where one rank is known to have left something out: the branch at which it went another way than before."""
+def _with_own_branch(
+    verdict: Verdict, flows: Mapping[int, Flow], readable: Collection[str], *, may_be_between: bool = False
+) -> Verdict:
+    """Where one rank is known to have left something out: the branch at which it went another way than before.
+
+    It may have done so between two times at the line, where it has come there again since.
+    """
     lead = verdict.lead
     if lead is None or lead.line is None or not _over(lead) or lead.ranks[0] not in flows:
         return verdict
-    rank, lines = lead.ranks[0], filter(None, (lead.line, lead.left_out))  # it may have called what leads there
+    rank, lines = lead.ranks[0], [*filter(None, (lead.line, lead.left_out))]  # it may have called what leads there
+    ways = (left_own_way, left_own_pass) if may_be_between else (left_own_way,)
     try:
-        found = first(filter(None, (left_own_way(flows[rank], rank, line) for line in lines)))
+        found = first(filter(None, (way(flows[rank], rank, line) for way in ways for line in lines)))
     except ValueError:
         return verdict
     return verdict if found is None else _led_by(verdict, lead, found, readable)
@@ -289,10 +295,9 @@ def _lead(before: Lead, found: Parted, odd: tuple[int, ...]) -> Lead:
     ranks = (() if is_aside else odd) or (before.ranks if is_known else ())
     update = {"ranks": ranks or _compared(found), "is_rank_known": bool(ranks), "line": found.line, "parted": found}
     if before.cause not in _CONSEQUENCES or _is_data(found):
-        line = found.set_at or found.line
-        seen_at = before.line if before.line != line else None
+        seen_at = before.line if before.line != found.line else None
         do_first = _do_first(before, found)
-        return before.model_copy(update={**update, "line": line, "seen_at": seen_at, "do_first": do_first})
+        return before.model_copy(update={**update, "seen_at": seen_at, "do_first": do_first})
     consequence = leading.cause_text(before)
     says = f"{'; '.join(map(side_text, found.sides))}{usual_text(found)}{led_to_text(found)}; so {consequence}"
     advice = Cause.PARTED.advice
@@ -356,7 +361,7 @@ def _way_text(side: Went, verbs: Mapping[str, str]) -> str:
 def _with_code(found: Parted, readable: Collection[str]) -> Parted:
     sides = tuple(side.model_copy(update={"line": _coded(side.line, readable)}) for side in found.sides)
     usual = found.usual and found.usual.model_copy(update={"line": _coded(found.usual.line, readable)})
-    lines = {name: _coded(getattr(found, name), readable) for name in ("line", "led_to", "set_at")}
+    lines = {name: _coded(getattr(found, name), readable) for name in ("line", "led_to")}
     return found.model_copy(update={**lines, "sides": sides, "usual": usual})
 
 

@@ -8,7 +8,7 @@ from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records.base import UserLine
 from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline.flow import Flow
-from tpcompile.evidence.timeline.own_way import OwnFork, own_detour, own_fork
+from tpcompile.evidence.timeline.own_way import OwnFork, own_detour, own_fork, own_pass
 from tpcompile.evidence.timeline.part import side_of, user_line
 from tpcompile.evidence.timeline.walk import Walks, common_start, forks, is_line, place_of
 
@@ -24,10 +24,22 @@ def left_own_way(flow: Flow, rank: int, left_out: UserLine, *, may_return: bool 
     return _left_own_way(walks, rank, found) if found is not None else None
 
 
+def left_own_pass(flow: Flow, rank: int, left_out: UserLine) -> Parted | None:
+    """The branch at which a rank, between two times at a line, went a way that it had never gone there.
+
+    Raises ValueError for a flow that cannot be read.
+    """
+    walks = Walks.of({rank: flow}).without_numbers()
+    found = own_pass(walks, rank, left_out)
+    return _left_own_way(walks, rank, found) if found is not None else None
+
+
 def _left_own_way(walks: Walks, rank: int, found: OwnFork) -> Parted:
     fork = found.fork
-    ways = found.usual[fork.starts[0] : fork.ends[0]], found.now[fork.starts[1] : fork.ends[1]]
-    usual, now = (side_of(walks, [rank], first(way), way, fork) for way in ways)
+    usual, now = (
+        side_of(walks, [rank], first(way[start : end + 1]), way[start:end], fork)  # without a way goes on behind it
+        for way, start, end in zip((found.usual, found.now), fork.starts, fork.ends, strict=True)
+    )
     steps = walks.steps[rank]
     num_passes = sum(is_line(step) and place_of(step) == fork.branch for step in steps)
     line = user_line(walks, *fork.branch)

@@ -55,6 +55,25 @@ def own_fork(walks: Walks, rank: int, left_out: UserLine, *, may_return: bool = 
     return None if may_return else _too_early(walks, steps, begin, frames, left_out)  # else it may be on its way there
 
 
+def own_pass(walks: Walks, rank: int, left_out: UserLine) -> OwnFork | None:
+    """The newest way from one time at `left_out` to the next that is like none before: it came there one time less."""
+    steps = walks.steps[rank]
+    passes = [at for at, step in enumerate(steps) if is_line(step) and _is_at(walks, place_of(step), left_out)]
+    ways = [tuple(steps[begin : end + 1]) for begin, end in pairwise(passes)]
+    for at in range(len(ways) - 1, max(0, len(ways) - _EARLIER), -1):
+        before = ways[:at]
+        if ways[at] in before:
+            continue
+        frames: list[Place] = []
+        for step in steps[: passes[at]]:
+            follow(frames, step)
+        usual = max(before, key=lambda way: num_equal(way, ways[at]))
+        parted = first(forks(usual, ways[at], (0, 0), frames))
+        if parted is not None:
+            return OwnFork(parted, usual, ways[at])
+    return None
+
+
 def own_detour(steps: Sequence[Step], apart: Sequence[Fork]) -> OwnFork | None:
     """The newest detour of a rank that is like none before it, beside the one that it is like for longest.
 

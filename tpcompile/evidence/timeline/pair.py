@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tpcompile.evidence.iterables import first, grouped
-from tpcompile.evidence.timeline import source
 from tpcompile.evidence.timeline.before import UnlikeBefore
 from tpcompile.evidence.timeline.depends import Frames
 from tpcompile.evidence.timeline.flow import WATCHED, Kind
@@ -60,8 +59,6 @@ class Counts(NamedTuple):
     """The ranks went different ways there all the time, as those do that have roles of their own."""
     is_role: bool = False
     """The branch speaks of ranks, and was passed for the first time."""
-    setting: tuple[Place, int] | None = None
-    """The line after the fork that gave a value on one of the ranks alone, and this rank."""
 
     def weight(self, *, is_of_sizes: bool) -> Weight:
         """How much it counts beside what other pairs of ranks have; sizes that differ come from no habits."""
@@ -186,10 +183,7 @@ class Pair:
         if found is not None:
             lines = [one for one in depends.reasons if is_line(steps[one.set_at])]
             following: list[Fork | Unlike] = [*lines[:1], *list(depends.decided.values())[:1]]  # both newest first
-            last = max(following, key=start_of, default=None)
-            if isinstance(found, Fork):
-                return Counts(found, None, False, setting=self._setting(found, depends.wanted))
-            return Counts(found, last, False)
+            return Counts(found, None if isinstance(found, Fork) else max(following, key=start_of, default=None), False)
         made_of = self.reasons.dependence(words, len(steps), frozenset(), (), of_content=True)
         made_here = self.reasons.earliest(made_of, ())
         if made_here is not None:
@@ -227,16 +221,6 @@ class Pair:
     def _is_uneven(self, fork: Fork) -> bool:
         mine, theirs = self.reasons.ways(fork)
         return self.reasons.walks.issued(mine) != self.reasons.walks.issued(theirs)
-
-    def _setting(self, fork: Fork, wanted: Collection[str]) -> tuple[Place, int] | None:
-        """The first line of this function by which one rank alone gave a value to one of the names, and the rank."""
-        found: list[tuple[Place, int]] = []
-        for rank, way in zip((self.reasons.base, self.reasons.rank), self.reasons.ways(fork), strict=True):
-            lines = (step for step in way if is_line(step) and place_of(step)[0] == fork.branch[0])
-            setting = first(step for step in lines if source.touches(self.reasons.assigned(step), wanted))
-            if setting is not None:
-                found.append((place_of(setting), rank))
-        return found[0] if len(found) == 1 and found[0][0] != fork.branch else None
 
     def reads_own_data(self, fork: Fork) -> bool:
         """True where the branch reads a value that each rank has of its own all the time: it may go either way."""

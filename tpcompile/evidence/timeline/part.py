@@ -90,14 +90,11 @@ def _parted_in(
         known = _set_apart(walks, base, origin, pairs, named)
     else:
         known = _at_branch(walks, base, origin, pairs, readable, is_uneven=earliest.is_uneven)
-    place, by = earliest.setting or (None, base)
-    # Where the others set it, and those that are odd did not, the branch says more.
-    set_at = user_line(walks, *place) if place is not None and (not known.odd or by in known.odd) else None
     led_to = None if last is None else user_line(walks, *(last.place if isinstance(last, Unlike) else last.branch))
     if led_to == known.line:
         led_to = None
     ends: dict[str, Any] = {
-        "led_to": led_to, "set_at": set_at, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit,
+        "led_to": led_to, "is_uneven": earliest.is_uneven, "is_habit": earliest.is_habit,
         "is_linked": earliest.is_linked, "is_recent": earliest.is_recent,
     }  # fmt: skip
     if alike:
@@ -322,7 +319,10 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
     beside = _set_beside(origin, pairs, texts)
     # A value that changed before says nothing: each parameter of a loop over them is one that was there before.
     as_before = sides.get(always.pop()) if len(always) == 1 else None
-    line = user_line(walks, *(origin.given_at or origin.place))
+    code, number = origin.given_at or origin.place
+    if walks.codes[code].file in pairs[0].reasons.readable:
+        number = source.made_at(walks.codes[code].file, number)
+    line = user_line(walks, code, number)
     says = {value: _says(origin, value_text(value, texts, nears[value])) for value in sides}
     return Parted(
         line=line,

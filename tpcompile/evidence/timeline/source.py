@@ -67,6 +67,34 @@ def decides(file: str, line: int) -> bool:
     return line not in _plain(file)
 
 
+def made_at(file: str, line: int) -> int:
+    """Of a bare `return name` the last line before it that gives the name a value, or the `if` that decides whether.
+
+    Any other line itself.
+    """
+    return _made_at(file).get(line, line)
+
+
+@lru_cache(maxsize=256)
+def _made_at(file: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for function in ast.walk(_tree(file)):  # inner functions come later, and count
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        inside = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
+        conditions = {line: node.lineno for node in inside if isinstance(node, ast.If) for line in _lines_of(node)}
+        for node in inside:
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
+                before = (one.lineno for one in inside if one.lineno < node.lineno)
+                made = max((at for at in before if node.value.id in assigned(file, at)), default=node.lineno)
+                found[node.lineno] = conditions.get(made, made)
+    return found
+
+
+def _lines_of(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
 @lru_cache(maxsize=256)
 def _plain(file: str) -> frozenset[int]:
     found: set[int] = set()
