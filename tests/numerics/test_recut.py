@@ -8,7 +8,7 @@ from torch import nn
 
 from tpcompile.evidence.records import MistakeKind
 from tpcompile.numerics.recut import Recut, recut_as, recuts_of
-from tpcompile.numerics.rows import Rows
+from tpcompile.numerics.rows import Rows, of_unknown_rows
 
 
 def tried(length: int, own: list[int], *, rank: int, size: int) -> dict[int, tuple[list[int], bool, bool]]:
@@ -58,3 +58,16 @@ def test_its_own_rows_are_back_afterwards_also_where_the_run_raises() -> None:
     assert torch.equal(module.weight, full.weight[[0, 2]])
     assert recut.says["kind"] == MistakeKind.OTHER_PART
     assert recut._replace(pieces=2).says["kind"] == MistakeKind.CUT_AS_ONE
+
+
+def test_a_matrix_that_was_cut_as_flat_memory_is_tried_with_its_part_along_the_dim_that_is_shorter() -> None:
+    full = {"table": torch.arange(24.0).view(3, 8), "bias": torch.zeros(8), "scale": torch.ones(2)}
+    flat = {"table": full["table"].reshape(2, -1)[1].view(3, 4), "bias": torch.zeros(4), "other": torch.ones(2)}
+    found = of_unknown_rows(flat, full)
+    assert {name: (rows.dim, rows.length) for name, rows in found.items()} == {"table": (1, 8), "bias": (0, 8)}
+    tries = [each for each in recuts_of({"table": found["table"]}, rank=1, size=2) if each.pieces == 1]
+    assert [(each.index.tolist(), each.changes, each.is_unusual) for each in tries] == [
+        ([4, 5, 6, 7], ("table",), True)
+    ]
+    square = of_unknown_rows({"table": torch.ones(2, 2)}, {"table": torch.ones(4, 4)})
+    assert square == {}, "which dim is cut is not known"

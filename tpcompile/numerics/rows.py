@@ -58,6 +58,18 @@ def all_rows(local: Mapping[str, Tensor], full: Mapping[str, Tensor], *, rank: i
     return found
 
 
+def of_unknown_rows(local: Mapping[str, Tensor], full: Mapping[str, Tensor]) -> dict[str, Rows]:
+    """Name -> the dim that is cut, of parameters that are shorter in one dim: a matrix that was cut as flat memory."""
+    found: dict[str, Rows] = {}
+    for name in filter(full.__contains__, local):
+        lengths = zip(local[name].shape, full[name].shape, strict=False)
+        dims = [dim for dim, (own, whole) in enumerate(lengths) if own != whole]
+        if local[name].dim() == full[name].dim() and len(dims) == 1:
+            part = local[name].shape[dims[0]]
+            found[name] = Rows(dims[0], torch.full((part,), _PADDING), full[name].shape[dims[0]])
+    return found
+
+
 @dataclass(frozen=True)
 class Cut:
     """Rows that a rank has of whatever is as long as its full parameter: gradients, features of an activation."""

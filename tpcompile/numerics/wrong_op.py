@@ -42,7 +42,7 @@ from tpcompile.numerics.mistakes import described, gradient_cut
 from tpcompile.numerics.op_names import may_move
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.recut import recut_as, recuts_of
-from tpcompile.numerics.rows import Cut, Rows, all_rows, unequal_cuts
+from tpcompile.numerics.rows import Cut, Rows, all_rows, of_unknown_rows, unequal_cuts
 from tpcompile.numerics.trace import Axis, Change, Trace, Value
 from tpcompile.numerics.traced import traced, traced_call
 from tpcompile.numerics.trials import Trials
@@ -99,7 +99,8 @@ def wrong_op_of(
     trace = traced_call(run.call, run.module)
     sums = sums_over_ranks(texts_of_all_ranks(as_text(trace), group, device), rank=rank)
     sums = _with_other_axes(sums, trace, axes, device, size=size)
-    layouts = _layouts(run.module, references[0].module, rank=rank, size=size)
+    layouts, unknown = _layouts(run.module, references[0].module, rank=rank, size=size)
+    cuts = {**unknown, **layouts}
     unequal = unequal_cuts(layouts.values(), rank=rank, size=size)
     if max((value.unit for value in trace.values), default=0.0) <= torch.finfo(torch.float32).eps:
         references = references[-1:]  # a run in float32 is no nearer to this one than the exact one is
@@ -131,8 +132,8 @@ def wrong_op_of(
         device=device,
         among=dist.group.WORLD if axes else group,
         limit_s=time.monotonic() - began_s,
-        recuts=recuts_of(layouts, rank=rank, size=size),
-        recut=lambda recut: recut_as(run.module, references[0].module, recut, layouts),
+        recuts=recuts_of(cuts, rank=rank, size=size),
+        recut=lambda recut: recut_as(run.module, references[0].module, recut, cuts),
     )
     may_be_rows = found is not None and found.kind in _MAY_BE_ROWS
     repaired = trials.repaired(mine, is_open=is_open, may_be_rows=may_be_rows)
@@ -225,15 +226,18 @@ def _again(run: Run, change: Change | None, around: AbstractContextManager[objec
         return traced_call(run.call, run.module, change=change)
 
 
-def _layouts(own: nn.Module | None, reference: nn.Module | None, *, rank: int, size: int) -> dict[str, Rows]:
-    """Which rows of the reference's parameters the rank has, by their names, where it has not all."""
+def _layouts(
+    own: nn.Module | None, reference: nn.Module | None, *, rank: int, size: int
+) -> tuple[dict[str, Rows], dict[str, Rows]]:
+    """Which rows of the reference's parameters the rank has, by their names, where it has not all; and those of which
+    it is not known."""
     if own is None or reference is None:
-        return {}
+        return {}, {}
     local, full = (
         {plain_name(name): local_part(each) for name, each in module.named_parameters()} for module in (own, reference)
     )
     cut = {name: each for name, each in local.items() if name in full and each.shape != full[name].shape}
-    return all_rows(cut, full, rank=rank, size=size)
+    return all_rows(cut, full, rank=rank, size=size), of_unknown_rows(cut, full)
 
 
 def wrong_op(
