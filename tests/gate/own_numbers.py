@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -278,6 +279,106 @@ def two_axes(ctx: TargetContext) -> tpcompile.Target:
     tp, dp = (Collectives(mesh.get_group(name)) for name in ("tp", "dp"))
     program = OnMesh(tp, dp, is_wrong=_is_wrong(ctx)).requires_grad_(False)
     return tpcompile.Target(program=program, inputs=_inputs(), reference=Sharded(Collectives(None)), mesh=mesh)
+
+
+class Counted(nn.Module):
+    """The mean over the places with a label, of all replicas; the wrong one counts them over all ranks."""
+
+    def __init__(self, dp: Collectives, tp: Collectives, *, is_wrong: bool) -> None:
+        super().__init__()
+        self.dp, self.layer = dp, Sharded(tp)
+        self.counted = Collectives(dist.group.WORLD) if is_wrong else dp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        own = x.chunk(self.dp.size)[self.dp.rank]
+        count = self.counted.all_reduce((own[..., 0] > 0).sum().to(x.dtype))  # counted
+        loss = self.layer(own).square().sum()
+        return self.dp.all_reduce(loss / count)
+
+
+def counted(ctx: TargetContext) -> tpcompile.Target:
+    """The sum of a replica is right as the sum along dp; what the ranks of tp hold alike is no part of a sum."""
+    mesh = init_device_mesh(ctx.device.type, (2, 2), mesh_dim_names=("dp", "tp"))
+    tp, dp = (Collectives(mesh.get_group(name)) for name in ("tp", "dp"))
+    program = Counted(dp, tp, is_wrong=_is_wrong(ctx)).requires_grad_(False)
+    reference = Counted(Collectives(None), Collectives(None), is_wrong=False)
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, mesh=mesh)
+
+
+class Centred(nn.Module):
+    """Batch norm with statistics of all ranks; the wrong one corrects the variance by its own number of samples."""
+
+    def __init__(self, comm: Collectives, *, is_wrong: bool) -> None:
+        super().__init__()
+        self.comm, self.is_wrong = comm, is_wrong
+        self.register_buffer("running_var", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, S, D] -> [B, S, D], and the running variance [D]."""
+        rows = x.chunk(self.comm.size)[self.comm.rank].flatten(0, 1)
+        size = 1 if self.is_wrong else self.comm.size
+        mean = self.comm.all_reduce(rows.mean(0), dst="I") / self.comm.size
+        var = self.comm.all_reduce((rows - mean).square().mean(0), dst="I") / self.comm.size
+        number = len(rows) * size
+        self.running_var.lerp_(var * (number / (number - 1)), 0.1)  # statistics
+        return (x - mean) * (var + 1e-5).rsqrt(), self.running_var.clone()
+
+
+class Whole(nn.Module):
+    """On one device; torch's op writes the running statistics, which its schema does not say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH, affine=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As above."""
+        return self.norm(x.transpose(1, 2)).transpose(1, 2), self.norm.running_var.clone()
+
+
+def statistics(ctx: TargetContext) -> tpcompile.Target:
+    """Each run begins with the statistics that were there before the first one."""
+    program = Centred(Collectives(ctx.mesh.get_group("tp")), is_wrong=_is_wrong(ctx))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Whole())
+
+
+class FlatParts(torch.optim.Optimizer):
+    """Momentum whose state is spread: each of two replicas has half of it, flat; the wrong one decays it."""
+
+    def __init__(self, params: Any, *, dp: Collectives, is_wrong: bool) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.dp, self.decay = dp, 0.75 if is_wrong else 1.0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Each updates its half, and gets the other."""
+        for parameter in self.param_groups[0]["params"]:
+            gradient = parameter.grad.flatten().chunk(self.dp.size)[self.dp.rank]
+            self.state[parameter]["momentum_buffer"] = gradient * self.decay
+            update = self.dp.all_gather(self.state[parameter]["momentum_buffer"], dim=0, dst="I")
+            parameter.sub_(0.1 * update.view_as(parameter))  # flat_parts
+
+
+def flat_parts(ctx: TargetContext) -> tpcompile.Target:
+    """The state of a rank is a flat half of that of one device."""
+    comm = Collectives(ctx.mesh.get_group("tp"))
+
+    def step(program: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        loss: Tensor = program(*inputs).square().mean()
+        loss.backward()
+        if program.is_whole:  # the copy in float64 has it, too
+            torch.optim.SGD(program.parameters(), lr=0.1, momentum=0.9).step()
+        else:
+            FlatParts(program.parameters(), dp=comm, is_wrong=_is_wrong(ctx)).step()
+        return loss.detach()
+
+    torch.manual_seed(0)
+    program = nn.Linear(WIDTH, WIDTH, bias=False)
+    reference = copy.deepcopy(program)
+    for module, is_whole in ((program, False), (reference, True)):
+        module.register_buffer("is_whole", torch.tensor(is_whole))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, step=step)
 
 
 def own_mesh(ctx: TargetContext) -> tpcompile.Target:

@@ -24,10 +24,13 @@ KINDS = {
     "heads_in_turn": MistakeKind.OTHER_PART,
     "two_axes": MistakeKind.WRONG_GROUP,
     "own_mesh": MistakeKind.OTHER_NUMBER,
+    "counted": MistakeKind.TP_TIMES,
+    "statistics": MistakeKind.OTHER_NUMBER,
+    "flat_parts": MistakeKind.MULTIPLE,
 }
 MARKS = {"global_group": "adapter", "own_mesh": "adapter"}
 """Programs whose line is that of a different one."""
-ON_FOUR = ("two_axes", "own_mesh")
+ON_FOUR = ("two_axes", "own_mesh", "counted")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 

@@ -179,6 +179,15 @@ def shares_of_the_own_experts(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(F.linear(gates_BSn / total_BS1.clamp_min(1e-12), m.values.T))
 
 
+def loss_of_shared_scores(m: Any, x: Tensor) -> Tensor:
+    """A loss that all ranks compute alike, of what is shared for their own parts: its gradient is summed, too."""
+    scores = F.linear(x, m.scores)
+    shared = m.comm.copy_to_tp(scores)
+    loss = (shared if m.is_wrong else scores).logsumexp(-1).square().mean()  # fault: shared
+    y = F.linear(F.gelu(F.linear(m.comm.copy_to_tp(x), m.up)), m.down)
+    return m.comm.all_reduce(y * shared.softmax(-1)[..., :1]) + loss
+
+
 _EXPERTS = {"table": w.TABLE, "values": w.TABLE}
 _ATTENTION = {name: ((w.WIDTH, w.WIDTH), 0) for name in ("q", "k", "v")} | {"out": w.OUT}
 OTHER_FORMS = (
@@ -188,6 +197,7 @@ OTHER_FORMS = (
     w.Case(logarithm_of_the_own_sum, {"table": w.TABLE}, "not summed", mark="fault: logarithm"),
     w.Case(shares_of_the_own_experts, _EXPERTS, "not summed", mark="fault: shares"),
     w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
+    w.Case(loss_of_shared_scores, w.MLP | {"scores": ((4, w.WIDTH), None)}, "counted per rank", mark="fault: shared"),
     w.Case(whole_rows_beside_a_part, {"table": w.TABLE, "square": w.SQUARE}, "counted per rank"),
     w.Case(signs_of_what_is_too_large, w.MLP, "other number", mark="fault: signs"),
     w.Case(adapter_scaled_by_its_part, w.MLP, "tp times", mark="fault: adapter"),

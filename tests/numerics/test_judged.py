@@ -70,6 +70,22 @@ def test_an_integer_is_wrong_where_its_own_line_makes_another_of_the_same() -> N
     assert judged_by_line(count(chosen[:4]), known, rank=0)["aten.cumsum"] == Judged.PART
 
 
+@pytest.mark.parametrize(("limit", "wanted"), [(60, Judged.WRONG), (99, Judged.PART)], ids=["wrong", "all fit"])
+def test_a_wrong_mask_that_leaves_all_as_it_was_is_wrong_and_so_are_its_views(limit: int, wanted: Judged) -> None:
+    """The second rank counts from its own first place: there all of it fits, and nothing is masked."""
+
+    def kept(x: torch.Tensor) -> Trace:
+        def call() -> dict[str, torch.Tensor]:
+            fits = (x * 8).long().cumsum(0) <= limit
+            return {"kept": torch.where(fits, x, torch.zeros_like(x)).unsqueeze(1) * 2}
+
+        return traced_call(call, None, size=2)
+
+    x = torch.linspace(1, 2, 8)
+    second = judged_by_line(kept(x[4:]), Known.of([kept(x)]))
+    assert (second["aten.where"], second["aten.unsqueeze"]) == (wanted, wanted)
+
+
 def test_an_integer_that_was_given_something_else_is_not_judged_by_its_line() -> None:
     """Places in the rank's own rows of a table begin at 0 on each rank."""
 

@@ -70,7 +70,7 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
     """Take of the reference's tensors the rows that the rank has; all ranks must call it alike."""
     rows = all_rows(outputs.whole(own[0].before), single.before, rank=rank, size=size)
     left_out = sorted(set(own[0].before) ^ set(single.before) | (set(own[0].before) - set(rows)))
-    both = [of for of in single.made if of in exact.made]
+    both = [of for of in single.made if of in exact.made and single.made[of].shape == exact.made[of].shape]
     normal = {_name(of): error_ratio.relative(single.made[of], exact.made[of]) for of in both}
 
     of_rank = {

@@ -170,6 +170,15 @@ class Known:
                 return True
         return False
 
+    def is_made_otherwise(self, value: Value, rank: int, tolerance: float) -> bool:
+        """True where the same op on the same line made others than this value, each time."""
+        made = [
+            right.tensor
+            for right in self.with_shape(value.shape)
+            if right.rank in (-1, rank) and (right.value.name, right.value.line) == (value.name, value.line)
+        ]
+        return bool(made) and not any(is_near(value.tensor or (), numbers, tolerance) for numbers in made)
+
     def given_as(self, value: Value) -> list[Right]:
         """What the references were given by the name of a tensor of which it may be a part."""
         return [

@@ -21,7 +21,7 @@ from tpcompile.numerics.judged import (
     is_place,
     times,
 )
-from tpcompile.numerics.op_names import COLLECTIVES, NO_VALUES, PUTS_TOGETHER, SAME_VALUES, TAKES_APART, may_move
+from tpcompile.numerics.op_names import COLLECTIVES, MASKS, NO_VALUES, PUTS_TOGETHER, SAME_VALUES, TAKES_APART, may_move
 from tpcompile.numerics.trace import Value
 
 
@@ -66,6 +66,8 @@ class _Run:
     """Place -> the places of what was made of the value there."""
     looked_up: set[int] = field(default_factory=set)
     """Places of what look-ups of the forward pass returned, and of views of it."""
+    wrongly_masked: set[int] = field(default_factory=set)
+    """Places of what wrong masks made, and of views of it."""
     own_order: set[int] = field(default_factory=set)
     """Places of what the program holds in an order of its own."""
 
@@ -80,11 +82,13 @@ class _Run:
         is_view = value.name in SAME_VALUES and not self.looked_up.isdisjoint(value.sources)
         if (value.name in LOOKUPS or is_view) and not value.in_backward:
             self.looked_up.add(place)
+        allowed = allowed_for(value, self.tolerance)
+        if self._is_masked_by_wrong(place, allowed):
+            return Judged.WRONG
         same = [source for source in value.sources if _is_same(value, self.values[source])]
         if same:
             return self.judged[same[0]]
         total = self.sums[place] if self.sums else None
-        allowed = allowed_for(value, self.tolerance)
         found = self._beside_reference(value, total, allowed)
         if found == Judged.WRONG and self._is_none_that_is_wrong(place, total, allowed):
             found = None
@@ -133,6 +137,19 @@ class _Run:
         """True where it does not matter that the reference has no equal."""
         is_excused = place in self.looked_up or self._is_row_of_part(place) or self._is_of_others(place, tolerance)
         return is_excused or self._is_in_own_order(place, total, tolerance)
+
+    def _is_masked_by_wrong(self, place: int, tolerance: float) -> bool:
+        """True for what a wrong mask made, and views of it: it may have left all as it was, which the reference has."""
+        value = self.values[place]
+        if value.name in SAME_VALUES:
+            is_masked = not self.wrongly_masked.isdisjoint(value.sources)
+        else:
+            has_wrong = any(self.judged[source] == Judged.WRONG for source in value.sources)
+            may_be = value.name in MASKS and value.tensor is not None and has_wrong
+            is_masked = may_be and self.known.is_made_otherwise(value, self.rank, tolerance)
+        if is_masked:
+            self.wrongly_masked.add(place)
+        return is_masked
 
     def _is_row_of_part(self, place: int) -> bool:
         """True for a right part as one row of numbers, of which no equal part of the whole row need be."""

@@ -133,7 +133,7 @@ def _counted_per_rank(place: int, found: Evidence) -> Fields:
     has_whole = bool(found.given(place, Judged.WHOLE))
     is_product = value.name in ADDS_TO_PRODUCT and has_whole and len(found.given(place, Judged.PART)) >= 2
     is_square = value.name in SQUARES and found.is_made_of_both(place)
-    if value.in_backward or not (is_sum or is_product or is_square) or not found.is_summed_later(place):
+    if not (is_sum or is_product or is_square) or not found.is_summed_later(place):
         return {}
     counted = value.sources if is_square else found.given(place, Judged.WHOLE)
     made_of = behind(counted, found.values, found.judged, set(Judged))
