@@ -356,8 +356,9 @@ class FlatParts(torch.optim.Optimizer):
         for parameter in self.param_groups[0]["params"]:
             gradient = parameter.grad.flatten().chunk(self.dp.size)[self.dp.rank]
             self.state[parameter]["momentum_buffer"] = gradient * self.decay
-            update = self.dp.all_gather(self.state[parameter]["momentum_buffer"], dim=0, dst="I")
-            parameter.sub_(0.1 * update.view_as(parameter))  # flat_parts
+            own = self.state[parameter]["momentum_buffer"]
+            update = self.dp.all_gather(own, dim=0, dst="I")  # flat_parts
+            parameter.sub_(0.1 * update.view_as(parameter))
 
 
 def flat_parts(ctx: TargetContext) -> tpcompile.Target:
