@@ -162,11 +162,10 @@ class _Run:
     def _is_of_others(self, place: int, tolerance: float) -> bool:
         """True for the part of a different rank that a collective brought, or is put together to be sent in one."""
         value, numbers = self.values[place], self.values[place].tensor
-        parts = self.known.parts.get(value.shape, [])
-        if numbers is None or not any(is_near(numbers, right.tensor, tolerance) for right in parts):
-            return False
         is_piece = value.name in TAKES_APART and all(self.judged[source] == Judged.WHOLE for source in value.sources)
-        return _is_brought(value) or (is_piece and self._is_only_sent(place))
+        if numbers is None or not (_is_brought(value) or (is_piece and self._is_only_sent(place))):
+            return False
+        return any(self.known.is_among(numbers, value.shape, rank, tolerance) for rank in range(self.size))
 
     def _is_only_sent(self, place: int) -> bool:
         """True where nothing but collectives is given a value, its views, and what they are put together in."""
