@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from tpcompile.evidence.judgement import leading
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.sentinel.agreement import Chain, Links, Span, Value, difference, first_span
+from tpcompile.sentinel.checks import finding_check
 from tpcompile.sentinel.finding import Finding
 
 LINE = UserLine(file="train.py", line=7)
@@ -67,6 +69,14 @@ def test_the_first_value_that_differs_is_found(length: int, part: float, behind:
     assert finding is not None and finding.cause == Cause.AGREED_VALUES
     assert (finding.ranks, finding.is_rank_known, finding.line) == ((2,), True, LINE)
     assert f"(call {at})" in finding.observed
+
+
+def test_a_finding_says_at_which_call_of_that_name_values_differ_and_so_does_a_verdict() -> None:
+    ours = [("other", "1"), *differing(5, 9)]
+    finding = found(Said(ours), Said([*ours[:4], "wrong", *ours[5:]]))
+    assert finding is not None and finding.at_call == 4
+    check = finding_check(finding)
+    assert (check.at_call, leading.of_check(check).at_call) == (4, 4)
 
 
 def test_of_two_ranks_neither_is_blamed() -> None:

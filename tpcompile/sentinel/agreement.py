@@ -163,7 +163,10 @@ def _other_value(values: ByRank[Value], num_members: int) -> Finding:
     value = values[odd[0]]
     before = "; equal before" if value.call > 1 else ""
     observed = f"{value}: {_sides(values, lambda one: one.shown)}{before}"
-    return Finding(Cause.AGREED_VALUES, observed, odd, value.line, is_rank_known=is_known, is_of_agreement=True)
+    return Finding(
+        Cause.AGREED_VALUES, observed, odd, value.line, is_rank_known=is_known, is_of_agreement=True,
+        at_call=value.call,
+    )  # fmt: skip
 
 
 def _other_call(values: ByRank[Value], number: int, num_members: int) -> Finding:

@@ -66,6 +66,7 @@ def finding_check(finding: Finding) -> Check:
         is_rank_known=finding.is_rank_known,
         is_by_past=finding.is_by_past,
         left_out=finding.left_out,
+        at_call=finding.at_call,
         cause=finding.cause,
     )
 

@@ -31,6 +31,8 @@ class Finding:
     """These ranks are blamed as they did otherwise than before, or ended first: no majority says so."""
     left_out: UserLine | None = None
     """The innermost line of what these ranks left out."""
+    at_call: int = 0
+    """Of a line that the ranks call in step, the call at which it was seen; 0 where that is not known."""
     is_by_number: bool = False
     """Only the number of collectives is known to differ; which collective, the ranks' flight recorders show."""
     is_of_agreement: bool = False

@@ -231,6 +231,28 @@ def a_last_stage_skips_a_part(rank: int) -> None:
             send(part)
 
 
+class Growing:
+    """A state that one rank resumes with another count; what all count then comes round at different steps."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.scale = count, 1.0
+
+    def update(self) -> None:
+        self.count += 1
+        if self.count >= 8:  # parts
+            self.scale *= 2
+            self.count = 0
+
+
+def a_state_is_resumed_otherwise(rank: int) -> None:
+    state, weight = Growing(4 if rank == 1 else 1), 0.0
+    for step in range(20):
+        collective("gradients", step)
+        weight += 1 / state.scale
+        state.update()
+        log.append(weight)  # agrees
+
+
 def first_stage(step: int) -> None:
     for _ in range(3):
         collective("send", step)

@@ -312,6 +312,22 @@ def test_past_a_branch_that_parts_all_ranks_each_time_the_one_that_left_its_own_
         assert (found.lead.ranks, found.lead.line.code) == (ranks, code)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_came_after_it_was_seen_that_values_differ_is_no_habit(num_ranks: int) -> None:
+    program = programs.a_state_is_resumed_otherwise
+    flows = {rank: flow_of(program, rank) for rank in range(num_ranks)}
+    lines, first = inspect.getsourcelines(program)
+    agrees = next(first + at for at, line in enumerate(lines) if line.rstrip().endswith("# agrees"))
+    seen_at = UserLine(file=programs.__file__, line=agrees, function=program.__name__)
+    known = verdict(Cause.AGREED_VALUES, (1,), line=seen_at, is_rank_known=num_ranks > 2, at_call=6)
+    red = known.model_copy(update={"world_size": num_ranks})
+    found = with_branch(red, flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert found.lead.line.code == "if self.count >= 8:  # parts"
+    at_the_end = known.model_copy(update={"lead": known.lead and known.lead.model_copy(update={"at_call": 0})})
+    assert with_branch(at_the_end, flows, READABLE).lead == at_the_end.lead, "the negative control"
+
+
 def test_past_the_branch_of_a_role_a_part_that_was_left_out_among_others_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -112,6 +112,7 @@ def of_check(check: Check) -> Lead:
         is_by_past=check.is_by_past,
         line=check.line,
         left_out=check.left_out,
+        at_call=check.at_call,
         do_first=do_first,
     )
 

@@ -93,6 +93,8 @@ class Check(Frozen):
     """These ranks are blamed as they did otherwise than before, or ended first: no majority says so."""
     left_out: UserLine | None = None
     """The innermost line of what these ranks left out, where that is known."""
+    at_call: Number = 0
+    """Of a line that the ranks call in step, the call at which it was seen; 0 where that is not known."""
     cause: Cause = Cause.UNKNOWN
     """Why it failed, where that is known."""
     advice: str = ""
@@ -128,6 +130,8 @@ class Lead(Frozen):
     """False where the ranks differ and the evidence does not say which of them are at fault."""
     is_by_past: bool = False
     """The ranks are blamed as they did otherwise than before, or ended first: no majority says so."""
+    at_call: Number = 0
+    """Of a line that the ranks call in step, the call at which it was seen; 0 where that is not known."""
     place: str = ""
     """Where the ranks are in the mesh, `all with pp = 1`; empty where that says no more than their numbers."""
     line: UserLine | None = None

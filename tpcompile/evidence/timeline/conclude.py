@@ -99,6 +99,7 @@ def with_branch(
     of different domains do differently all the time is no branch that counts. Where ranks of one domain part all the
     time, as those that have roles of their own, the one that left its own way is looked for.
     """
+    flows = _until_seen(verdict.lead, flows)
     found = _with_witnesses(verdict, _with_branch(verdict, flows, readable), flows, readable, elsewhere)
     habit = found.lead.parted if found is not verdict and found.lead is not None else None
     if habit is not None and habit.is_habit and not _is_odd_known(habit, verdict.lead):
@@ -115,6 +116,16 @@ def with_branch(
     if found is not verdict or not others:
         return found
     return _with_branch(verdict, {**flows, **others}, readable, is_same_program=False)
+
+
+def _until_seen(lead: Lead | None, flows: Mapping[int, Flow]) -> Mapping[int, Flow]:
+    """What the ranks executed up to the call at which it was seen that they differ: the rest came of it."""
+    if lead is None or lead.line is None or not lead.at_call:
+        return flows
+    try:
+        return {rank: flow.up_to(lead.line, lead.at_call) for rank, flow in flows.items()}
+    except ValueError:  # a peer sent what is no flow
+        return flows
 
 
 def _with_witnesses(

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tpcompile.evidence.records import Frozen
+from tpcompile.evidence.records import Frozen, UserLine
 from tpcompile.evidence.records.bounds import Number
 
 HEADER = struct.Struct("<QQQQQ24x")
@@ -123,6 +123,15 @@ class Flow(Frozen):
     def of_setup(self) -> Flow:
         """The first steps alone, as far as they are known."""
         return self if self.num_before == 0 else self.changed(packed=self.setup, num_before=0)
+
+    def up_to(self, line: UserLine, number: int) -> Flow:
+        """The steps up to that execution of a line; all, where so many are not known. Raises ValueError as `steps`."""
+        steps = self.steps()
+        codes = {at for at, code in enumerate(self.codes) if code.file == line.file}
+        step = Kind.LINE << LINE_BITS | line.line
+        ends = [at for at, (code, packed) in enumerate(steps, 1) if packed == step and code in codes]
+        is_known = self.num_before == 0 and 0 < number < len(ends)
+        return self.changed(packed=pack(steps[: ends[number - 1]])) if is_known else self
 
     def steps(self) -> list[tuple[int, int]]:
         """(number of the code, kind << LINE_BITS | line). Raises ValueError for what no recorder writes."""
