@@ -147,6 +147,13 @@ class Known:
         numbers = value.tensor
         return next((wholes[at] for at in near if not is_near(numbers, wholes[at].tensor, MOVED)), None)
 
+    def in_other_shape(self, value: Value, tolerance: float) -> Right | None:
+        """The whole value that has its numbers in another shape; None for none."""
+        size = math.prod(value.shape)
+        wholes = (right for shape, each in self.whole.items() if math.prod(shape) == size for right in each)
+        is_known = len(value.moments) > 1
+        return next((one for one in wholes if is_known and is_near(value.moments, one.value.moments, tolerance)), None)
+
     def reordered(self, value: Value, total: Total | None, rank: int, tolerance: float) -> Right | None:
         """The value that has its numbers in a different order, or those of all ranks together; None for none."""
         found, numbers = self.in_other_order(value, tolerance), value.tensor

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from tpcompile.evidence.iterables import find
 from tpcompile.numerics.judged import SUMMANDS, Judged, Known, Right, Total, all_behind, behind, is_near, times
-from tpcompile.numerics.op_names import LINEAR, NEGATES, POWERS, PRODUCTS, PUTS_TOGETHER, SAME_VALUES, SUMS_OVER_RANKS
+from tpcompile.numerics.op_names import (
+    COLLECTIVES,
+    LINEAR,
+    NEGATES,
+    POWERS,
+    PRODUCTS,
+    PUTS_TOGETHER,
+    SAME_VALUES,
+    SUMS_OVER_RANKS,
+)
 from tpcompile.numerics.trace import Value
 
 
@@ -90,6 +99,20 @@ class Evidence:
         while self.values[made].name in SAME_VALUES | NEGATES and self.values[made].sources:
             made = self.values[made].sources[0]
         return place if self.values[made].is_given else made
+
+    def put_together(self, place: int) -> int | None:
+        """What an op was given was put together of parts first, and is none that the reference has; None for none."""
+        reached, left = set[int](), list(self.values[place].sources)
+        while left:
+            at = left.pop()
+            if at not in reached and not self.is_known(self.values[at]):
+                reached.add(at)
+                left += self.values[at].sources
+        return min(filter(self._puts_together, reached), default=None)
+
+    def _puts_together(self, place: int) -> bool:
+        name = self.values[place].name
+        return name in PUTS_TOGETHER or name.startswith(COLLECTIVES)
 
     def first_in_other_order(self, place: int) -> int | None:
         """Of this and what it was made from the first that has the numbers of the reference in a different order."""

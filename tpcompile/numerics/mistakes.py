@@ -309,6 +309,13 @@ def _multiple(place: int, found: Evidence) -> Fields:
     return {}
 
 
+def _put_together_otherwise(place: int, found: Evidence) -> Fields:
+    """What an op was given has the numbers of a whole value in another shape: parts side by side along a wrong dim."""
+    together = found.put_together(place)
+    right = None if together is None else found.known.in_other_shape(found.values[together], found.tolerance)
+    return {} if right is None else {"kind": MistakeKind.ORDER, "place": together, "right": right}
+
+
 ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     _counted_per_rank,
     other_number,
@@ -327,5 +334,6 @@ ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     _multiple,
     _combined_statistic,
     _whole_among_parts,
+    _put_together_otherwise,
 )
 """The first row that fits counts; what is special stands above what is general."""
