@@ -188,6 +188,12 @@ def loss_of_shared_scores(m: Any, x: Tensor) -> Tensor:
     return m.comm.all_reduce(y * shared.softmax(-1)[..., :1]) + loss
 
 
+def weight_gathered_along_the_wrong_dim(m: Any, x: Tensor) -> Tensor:
+    """The whole weight of its columns, whose size alone is used: all of its numbers are there."""
+    whole = m.comm.all_gather(m.out, dim=0 if m.is_wrong else 1, dst="I")  # fault: gathered
+    return x * (whole @ whole.T).square().sum().rsqrt()
+
+
 _EXPERTS = {"table": w.TABLE, "values": w.TABLE}
 _ATTENTION = {name: ((w.WIDTH, w.WIDTH), 0) for name in ("q", "k", "v")} | {"out": w.OUT}
 OTHER_FORMS = (
@@ -198,6 +204,7 @@ OTHER_FORMS = (
     w.Case(shares_of_the_own_experts, _EXPERTS, "not summed", mark="fault: shares"),
     w.Case(variance_of_the_own_features, w.MLP, "local statistic", mark="fault: variance"),
     w.Case(loss_of_shared_scores, w.MLP | {"scores": ((4, w.WIDTH), None)}, "counted per rank", mark="fault: shared"),
+    w.Case(weight_gathered_along_the_wrong_dim, {"out": w.OUT}, "different order", mark="fault: gathered"),
     w.Case(whole_rows_beside_a_part, {"table": w.TABLE, "square": w.SQUARE}, "counted per rank"),
     w.Case(signs_of_what_is_too_large, w.MLP, "other number", mark="fault: signs"),
     w.Case(adapter_scaled_by_its_part, w.MLP, "tp times", mark="fault: adapter"),

@@ -14,7 +14,7 @@ from tpcompile.sentinel import snapshot
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.torch_api import watching
-from tpcompile.torch_api.point_to_point import Messages
+from tpcompile.torch_api.point_to_point import Messages, Posted
 
 HELD_AFTER_S = 0.02
 
@@ -70,6 +70,14 @@ def test_a_thread_that_does_not_move_waits_in_the_message_before_its_gpus_work(w
     assert is_held(waiting)
     p2p = waiting.state().p2p
     assert p2p is not None and (p2p.op, p2p.peer) == ("recv", 1)
+
+
+def test_what_it_has_posted_behind_that_message_is_queued(waiting: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields: dict[str, Any] = {"peer": 1, "number": 1, "num_elements": 1, "dtypes": "float32", "stack": ()}
+    posted = [Posted(op="recv", at_ns=2, **fields), Posted(op="send", at_ns=3, **fields)]
+    monkeypatch.setattr(Messages, "posted", lambda _: posted)
+    assert is_held(waiting)
+    assert [one.is_queued for one in waiting.state().messages] == [False, True]
 
 
 def test_a_gpu_that_has_done_its_work_holds_nothing(waiting: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
