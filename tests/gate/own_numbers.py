@@ -382,16 +382,39 @@ def flat_parts(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, step=step)
 
 
+class AdaptedPart(Adapted):
+    """The adapter on the samples of this replica; its loss is a part of the whole one."""
+
+    def __init__(self, comm: Collectives, dp: Collectives, *, is_wrong: bool) -> None:
+        super().__init__(comm, is_wrong=is_wrong)
+        self.dp, self.is_whole = dp, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> []."""
+        return super().forward(x.chunk(self.dp.size)[self.dp.rank]).square().sum()
+
+
+class MergedLoss(Merged):
+    """The whole loss."""
+
+    is_whole = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> []."""
+        return super().forward(x).square().sum()
+
+
 def own_mesh(ctx: TargetContext) -> tpcompile.Target:
-    """The adapter on two of four ranks, whose step averages over all: one rank alone has a mesh of that shape, too."""
+    """A mesh of two axes, and a step that sums over one of them: with one rank alone both have one rank."""
     mesh = init_device_mesh(ctx.device.type, (2, 2), mesh_dim_names=("dp", "tp"))
-    everyone = Collectives(dist.group.WORLD)
+    dp = Collectives(mesh.get_group("dp"))
 
-    def step(program: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-        return everyone.all_reduce(program(*inputs)) / everyone.size
+    def step(program: Any, inputs: tuple[Tensor]) -> Tensor:
+        loss: Tensor = program(*inputs)
+        return loss if program.is_whole else dp.all_reduce(loss)
 
-    program = Adapted(Collectives(mesh.get_group("tp")), is_wrong=_is_wrong(ctx))
-    return tpcompile.Target(program=program, inputs=_inputs(), reference=Merged(), mesh=mesh, step=step)
+    program = AdaptedPart(Collectives(mesh.get_group("tp")), dp, is_wrong=_is_wrong(ctx))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=MergedLoss(), mesh=mesh, step=step)
 
 
 def _is_wrong(ctx: TargetContext) -> bool:

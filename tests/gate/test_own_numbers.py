@@ -90,6 +90,10 @@ def test_a_value_has_the_name_that_the_step_gave_it(runs: dict[str, GateRun], na
     assert "a replicated gradient" in observed
 
 
+def test_state_that_is_a_flat_part_is_compared(runs: dict[str, GateRun]) -> None:
+    assert forward_check(runs["flat_parts-yes"]).observed.startswith("momentum_buffer of weight: 0.75 times")
+
+
 def test_the_weight_that_was_cut_as_one_is_named(runs: dict[str, GateRun]) -> None:
     assert "gate_up.weight is cut as one matrix" in forward_check(runs["gate_up-yes"]).observed
 
