@@ -382,6 +382,37 @@ def flat_parts(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, step=step)
 
 
+class ByHand:
+    """No optimizer of torch."""
+
+    def __init__(self, module: nn.Module, rate: float) -> None:
+        self.parameters, self.rate = list(module.parameters()), rate
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Plain descent."""
+        for parameter in self.parameters:
+            parameter.sub_(self.rate * parameter.grad)  # by_hand
+
+
+def by_hand(ctx: TargetContext) -> tpcompile.Target:
+    """The weights after the step are compared; the gradients and state that one device has are not known here."""
+    rate = 0.1 * ctx.world_size if _is_wrong(ctx) else 0.1
+
+    def step(program: Any, inputs: tuple[Tensor]) -> Tensor:
+        loss: Tensor = program(*inputs).square().mean()
+        loss.backward()
+        (torch.optim.SGD(program.parameters(), lr=0.1) if program.is_whole else ByHand(program, rate)).step()
+        return loss.detach()
+
+    torch.manual_seed(0)
+    program = nn.Linear(WIDTH, WIDTH, bias=False)
+    reference = copy.deepcopy(program)
+    for module, is_whole in ((program, False), (reference, True)):
+        module.register_buffer("is_whole", torch.tensor(is_whole))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, step=step)
+
+
 class AdaptedPart(Adapted):
     """The adapter on the samples of this replica; its loss is a part of the whole one."""
 

@@ -27,6 +27,7 @@ KINDS = {
     "counted": MistakeKind.TP_TIMES,
     "statistics": MistakeKind.OTHER_NUMBER,
     "flat_parts": MistakeKind.MULTIPLE,
+    "by_hand": MistakeKind.MULTIPLE,
 }
 MARKS = {"global_group": "adapter", "own_mesh": "adapter"}
 """Programs whose line is that of a different one."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tpcompile.gate import outputs
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import drawing_alike
-from tpcompile.numerics.optimizer_step import Of, buffers_put_back, followed
+from tpcompile.numerics.optimizer_step import GRADIENT, WEIGHT, Of, buffers_put_back, followed
 from tpcompile.numerics.rows import Rows, all_rows
 from tpcompile.target import Target
 
@@ -67,7 +67,12 @@ def run_step(target: Target, program: object, call: Callable[[], object], *, tra
 
 
 def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: int) -> Compared:
-    """Take of the reference's tensors the rows that the rank has; all ranks must call it alike."""
+    """Take of the reference's tensors the rows that the rank has; all ranks must call it alike.
+
+    What an optimizer of torch is given and keeps is compared where both have one: one by hand says nothing of it.
+    """
+    if len({has_optimizer(ran) for ran in (*own, single)}) > 1:
+        own, single, exact = [_only_weights(ran) for ran in own], _only_weights(single), _only_weights(exact)
     rows = all_rows(outputs.whole(own[0].before), single.before, rank=rank, size=size)
     left_out = sorted(set(own[0].before) ^ set(single.before) | (set(own[0].before) - set(rows)))
     both = [of for of in single.made if of in exact.made and single.made[of].shape == exact.made[of].shape]
@@ -102,6 +107,15 @@ def spread_of(
             if name in exact and tensor.shape == exact[name].shape:
                 found[name] = max(found.get(name, 0.0), error_ratio.relative(tensor, exact[name]))
     return found
+
+
+def has_optimizer(ran: Ran) -> bool:
+    """True where a `torch.optim.Optimizer` took the step."""
+    return any(what == GRADIENT for what, _ in ran.made)
+
+
+def _only_weights(ran: Ran) -> Ran:
+    return replace(ran, made={of: tensor for of, tensor in ran.made.items() if of[0] == WEIGHT})
 
 
 def _part_of_rank(rows: Rows, parameter: torch.Size, full: Tensor, own: Tensor) -> Callable[[Tensor], Tensor] | None:
