@@ -86,6 +86,14 @@ def test_the_second_step_of_qwen3_compiles_again_unless_an_eager_one_came_first(
     assert graphs("Qwen3", eager_first=True) == [1, 0, 0]
 
 
+def test_inductor_leaves_out_the_scale_of_a_sum_with_a_product() -> None:
+    module = _module("inductor_add_alpha")
+    wrong = {name: module.error(getattr(module, name)) for name in ("added", "added_to")}
+    assert min(wrong.values()) > 1, "torch is right now: drop the repro, its row and its entry in doctor/known.toml"
+    assert module.error(module.added, backend="aot_eager") == 0.0
+    assert module.error(module.written_out) < 1e-5
+
+
 @pytest.mark.tp(world_size=1)
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="seen on torch 2.13")
 def test_a_plan_with_gradients_cannot_be_compiled_for_a_second_length() -> None:
