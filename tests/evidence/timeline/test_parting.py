@@ -89,3 +89,19 @@ def test_ranks_with_roles_that_all_go_on_have_not_parted(monkeypatch: pytest.Mon
     assert align(healthy) is None
     monkeypatch.setattr(tracks, "_FEW_MET", 99)
     assert align(healthy) is not None
+
+
+def aborted(found: Stream) -> Stream:
+    """The rank aborted in its last collective: its sizes do not fit, and are not known."""
+    *before, last = found.events
+    return found.changed(events=(*before, last.changed(content={}, is_unlike=True)))
+
+
+@pytest.mark.parametrize(("num_aborted", "odd"), [(1, (2,)), (2, ())])
+def test_ranks_whose_content_nobody_knows_are_no_majority(num_aborted: int, odd: tuple[int, ...]) -> None:
+    """Of three ranks that issue it with other sizes each, all but one may abort."""
+    known = streams(*["i5 a10 a11*"] * 3)
+    last = max(known)
+    found = {rank: aborted(one) if rank > last - num_aborted else one for rank, one in known.items()}
+    parting = align(found)
+    assert parting is not None and parting.odd == odd

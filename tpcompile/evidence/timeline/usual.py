@@ -23,6 +23,8 @@ def usual_way(ways: Sequence[Way]) -> tuple[Way | None, Why]:
     is_same_event = not differ(way.first.program for way in ways)
     is_open = is_same_event and any(way.first.event.is_unlike for way in ways)
     most = None if is_open and not _has_common_sizes(ways) else majority(ways)
+    if most is not None and is_open and most.first.event.is_unlike:
+        most = None  # of ranks whose content nobody knows, it need not be the same
     if most is not None or is_open:
         return most, Why.MAJORITY if most else Why.NONE
     expected = _as_before(ways, _key if is_same_event else _program)
