@@ -88,8 +88,8 @@ def build(ctx: TargetContext) -> tpcompile.Target:
     for half in reversed(halves) if fault == "order" and rank == odd else halves:
         dist.new_group(list(half))  # fault: order
     model = Scaled(ctx.mesh.get_group("dp" if fault == "group" and rank == odd else "tp"))
-    if fault == "attribute" and rank == odd:
-        model.scale = 3  # fault: attribute
+    if fault == "attribute" and rank == odd:  # fault: attribute
+        model.scale = 3
     inputs = (torch.randn(4, 8, device=ctx.device),)
     return tpcompile.Target(program=model.to(ctx.device), inputs=inputs, step=_STEPS.get(fault))
 
