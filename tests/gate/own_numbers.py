@@ -374,6 +374,11 @@ def flat_parts(ctx: TargetContext) -> tpcompile.Target:
             FlatParts(program.parameters(), dp=comm, is_wrong=_is_wrong(ctx)).step()
         return loss.detach()
 
+    return _trained(step)
+
+
+def _trained(step: Any) -> tpcompile.Target:
+    """A layer that all ranks hold, and the same on one device, which `is_whole`."""
     torch.manual_seed(0)
     program = nn.Linear(WIDTH, WIDTH, bias=False)
     reference = copy.deepcopy(program)
@@ -405,12 +410,7 @@ def by_hand(ctx: TargetContext) -> tpcompile.Target:
         (torch.optim.SGD(program.parameters(), lr=0.1) if program.is_whole else ByHand(program, rate)).step()
         return loss.detach()
 
-    torch.manual_seed(0)
-    program = nn.Linear(WIDTH, WIDTH, bias=False)
-    reference = copy.deepcopy(program)
-    for module, is_whole in ((program, False), (reference, True)):
-        module.register_buffer("is_whole", torch.tensor(is_whole))
-    return tpcompile.Target(program=program, inputs=_inputs(), reference=reference, step=step)
+    return _trained(step)
 
 
 class AdaptedPart(Adapted):

@@ -71,28 +71,30 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
 
     What an optimizer of torch is given and keeps is compared where both have one: one by hand says nothing of it.
     """
-    if len({has_optimizer(ran) for ran in (*own, single)}) > 1:
+    if len({_has_optimizer(ran) for ran in (*own, single)}) > 1:
         own, single, exact = [_only_weights(ran) for ran in own], _only_weights(single), _only_weights(exact)
     rows = all_rows(outputs.whole(own[0].before), single.before, rank=rank, size=size)
     left_out = sorted(set(own[0].before) ^ set(single.before) | (set(own[0].before) - set(rows)))
     both = [of for of in single.made if of in exact.made and single.made[of].shape == exact.made[of].shape]
     normal = {_name(of): error_ratio.relative(single.made[of], exact.made[of]) for of in both}
 
-    of_rank = {
+    parts = {
         of: _part_of_rank(rows[of[1]], exact.before[of[1]].shape, exact.made[of], own[0].made[of])
         for of in both
         if of in own[0].made and of[1] in rows
     }
-    unknown = [of for of, part in of_rank.items() if part is None]
-    left_out += [" of ".join(of) for of in unknown]
+    known = {of: part for of, part in parts.items() if part is not None}
+    left_out += [" of ".join(of) for of in parts if of not in known]
+
+    def is_compared(of: Of) -> bool:
+        return of[1] in rows and (of in known or of not in parts)
 
     def of_single(ran: Ran) -> dict[str, Tensor]:
-        made = {of: part(tensor) for of, tensor in ran.made.items() if (part := of_rank.get(of, _whole)) is not None}
-        return Ran(ran.returned, {of: tensor for of, tensor in made.items() if of[1] in rows}).named
+        made = {of: known.get(of, _whole)(tensor) for of, tensor in ran.made.items() if is_compared(of)}
+        return Ran(ran.returned, made).named
 
     def of_own(ran: Ran) -> dict[str, Tensor]:
-        made = {of: tensor for of, tensor in ran.made.items() if of[1] in rows and of not in unknown}
-        return Ran(ran.returned, made).named
+        return Ran(ran.returned, {of: tensor for of, tensor in ran.made.items() if is_compared(of)}).named
 
     return Compared([of_own(ran) for ran in own], of_single(single), of_single(exact), normal, tuple(left_out))
 
@@ -109,7 +111,7 @@ def spread_of(
     return found
 
 
-def has_optimizer(ran: Ran) -> bool:
+def _has_optimizer(ran: Ran) -> bool:
     """True where a `torch.optim.Optimizer` took the step."""
     return any(what == GRADIENT for what, _ in ran.made)
 

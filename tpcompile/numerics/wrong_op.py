@@ -119,7 +119,9 @@ def wrong_op_of(
     )
     in_own_dtype = [value.unit for single in singles[:-1] for value in single.values]
     rounded = coarser(trace, starts[0], than=max(torch.finfo(dtype).eps, *in_own_dtype, 0.0))
-    if group is None or not sums:
+    among = dist.group.WORLD if axes else group
+    # All ranks try, or none: along another axis of a mesh they wait for each other.
+    if group is None or "no" in texts_of_all_ranks("yes" if sums else "no", among, device):
         return found or rounded
     mine = [name for name in wrong if name in trace.results]
     is_open = bool(mine) and (found is None or (found.kind in _MAY_BE_OTHERWISE and not found.is_given))
@@ -130,7 +132,7 @@ def wrong_op_of(
         group,
         tolerance=tolerance_of(dtype),
         device=device,
-        among=dist.group.WORLD if axes else group,
+        among=among,
         limit_s=time.monotonic() - began_s,
         recuts=recuts_of(cuts, rank=rank, size=size),
         recut=lambda recut: recut_as(run.module, references[0].module, recut, cuts),

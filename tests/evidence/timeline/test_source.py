@@ -80,3 +80,10 @@ def test_a_bare_return_says_less_than_what_gave_the_name_its_value(body: list[st
     at_return = len(lines) + 1
     assert source.made_at(str(file), at_return) == (made if "length" in "".join(body).split("=")[0] else at_return)
     assert source.made_at(str(file), at_return + 2) == at_return + 2  # more than a name
+
+
+def test_a_condition_around_the_return_as_well_does_not_decide_what_it_returns(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    lines = ["def length_of(widths):", "    if widths:", "        length = sum(widths)", "        return length"]
+    file.write_text("\n".join([*lines, "    return 0", ""]))
+    assert source.made_at(str(file), 4) == 3

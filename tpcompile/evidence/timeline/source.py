@@ -82,12 +82,15 @@ def _made_at(file: str) -> dict[int, int]:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         inside = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
-        conditions = {line: node.lineno for node in inside if isinstance(node, ast.If) for line in _lines_of(node)}
+        conditions = [node for node in inside if isinstance(node, ast.If)]
         for node in inside:
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
                 before = (one.lineno for one in inside if one.lineno < node.lineno)
                 made = max((at for at in before if node.value.id in assigned(file, at)), default=node.lineno)
-                found[node.lineno] = conditions.get(made, made)
+                deciding = [  # one around the return as well decides no value of it
+                    one.lineno for one in conditions if made in _lines_of(one) and node.lineno not in _lines_of(one)
+                ]
+                found[node.lineno] = max(deciding, default=made)
     return found
 
 
