@@ -258,6 +258,25 @@ def heads_in_turn(ctx: TargetContext) -> tpcompile.Target:
     return tpcompile.Target(program=program, inputs=_inputs(), reference=Scaled(Collectives(None)))
 
 
+def flat_table(ctx: TargetContext) -> tpcompile.Target:
+    """A table of scales by token and hidden unit; the wrong one is cut as flat memory, not by its columns."""
+
+    class Table(Sharded):
+        def __init__(self, comm: Collectives) -> None:
+            super().__init__(comm)
+            scale = torch.rand(6, HIDDEN, generator=torch.Generator().manual_seed(3)) + 0.5
+            parts = scale.view(comm.size, 6, -1) if _is_wrong(ctx) else scale.chunk(comm.size, 1)
+            self.scale = nn.Parameter(parts[comm.rank].clone())
+
+        def forward(self, x: Tensor) -> Tensor:
+            """[B, S, D] -> [B, S, D]."""
+            h = F.silu(F.linear(self.comm.copy_to_tp(self.norm(x)), self.up)) * self.scale  # flat_table
+            return x + self.comm.all_reduce(F.linear(h, self.down))
+
+    program = Table(Collectives(ctx.mesh.get_group("tp")))
+    return tpcompile.Target(program=program, inputs=_inputs(), reference=Table(Collectives(None)))
+
+
 class OnMesh(Sharded):
     """Samples over the axis dp, hidden units over tp; the wrong one sums over all ranks of both."""
 
@@ -293,7 +312,8 @@ class Counted(nn.Module):
         """[B, S, D] -> [B, S, D]."""
         own = x.chunk(self.dp.size)[self.dp.rank]
         count = self.counted.all_reduce((own[..., 0] > 0).sum().to(x.dtype))  # counted
-        loss = self.layer(own).square().sum()
+        y = self.layer(own)
+        loss = F.mse_loss(y, torch.zeros_like(y), reduction="sum")
         return self.dp.all_reduce(loss / count)
 
 

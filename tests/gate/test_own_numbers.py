@@ -22,6 +22,7 @@ KINDS = {
     "named_group": MistakeKind.OTHER_NUMBER,
     "experts": MistakeKind.OTHER_PART,
     "heads_in_turn": MistakeKind.OTHER_PART,
+    "flat_table": MistakeKind.OTHER_PART,
     "two_axes": MistakeKind.WRONG_GROUP,
     "own_mesh": MistakeKind.OTHER_NUMBER,
     "counted": MistakeKind.TP_TIMES,

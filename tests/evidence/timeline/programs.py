@@ -1147,6 +1147,15 @@ def a_stage_logs_once(_rank: int) -> None:
         collective("gradients")
 
 
+def a_stage_logs_between_two_parts(_rank: int) -> None:
+    """Once, and then it sends as before."""
+    for step in range(5):
+        for part in range(3):
+            if (step, part) == (4, 1):
+                log.append(step)
+            send(part)
+
+
 READINGS = ({"cpu": 3}, {"watts": 3}, {"cpu": 3})
 
 

@@ -691,6 +691,12 @@ def test_what_a_rank_does_for_the_first_time_has_left_out_nothing() -> None:
     assert left_own_way(flow, 2, sent()) is None
 
 
+def test_a_rank_that_made_one_step_more_went_on_behind_it_before() -> None:
+    found = left_own_pass(flow_of(programs.a_stage_logs_between_two_parts, 0), 2, sent())
+    assert found is not None and found.usual is not None
+    assert (found.sides[0].how, found.usual.how) == ("line", "line"), "it did not end there"
+
+
 def until_sent(flow: Flow) -> Flow:
     """Without the steps behind the last collective."""
     steps = flow.steps()
