@@ -311,9 +311,9 @@ class Counted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         own = x.chunk(self.dp.size)[self.dp.rank]
-        count = self.counted.all_reduce((own[..., 0] > 0).sum().to(x.dtype))  # counted
         y = self.layer(own)
         loss = F.mse_loss(y, torch.zeros_like(y), reduction="sum")
+        count = self.counted.all_reduce((own[..., 0] > 0).sum().to(x.dtype))  # counted
         return self.dp.all_reduce(loss / count)
 
 
