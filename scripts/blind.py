@@ -7,8 +7,14 @@ A FOLDER holds one program per folder: `main.py` with its modules, and `truth.js
     {"ranks": 2, "healthy": false, "guilty": [1], "lines": ["engine.py:41"], "cause": ["branch", "fewer steps"],
      "what": "one sentence", "nccl": false}
 
-Each runs once under torchrun; one that does not import tpcompile, under `tpcompile run`. Write the programs without
-looking at tpcompile's code, and the truth before the first run. Logs, run directories and `rows.json` are left in OUT.
+Each runs once under torchrun; one that does not import tpcompile, under `tpcompile run`. A folder with `target.py` in
+place of `main.py` is a program whose numbers are wrong or right, and runs in `tpcompile gate --target target:build`:
+
+    {"ranks": 2, "dtype": "float32", "right": false, "lines": ["target.py:22"], "kind": ["not summed"],
+     "what": "one sentence"}
+
+Write the programs without looking at tpcompile's code, and the truth before the first run. Logs, run directories and
+`rows.json` are left in OUT. Whether a kind is right is judged by the author's words here; read the wrong ones by hand.
 """
 
 from __future__ import annotations
@@ -24,9 +30,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from tpcompile.evidence.records import Lead, UserLine, Verdict
+from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.timeline.conclude import led_to_text
 from tpcompile.process_tree import run_tree
 
@@ -47,8 +54,16 @@ class Truth(BaseModel):
     """Empty where the ranks differ and none of them is the odd one."""
     lines: tuple[str, ...] = ()
     """`file.py:12`: where the differing value arises, what passes it on, and the branch that acts on it."""
-    cause: tuple[str, ...] = ()
+    cause: tuple[str, ...] = Field((), validation_alias=AliasChoices("cause", "kind"))
     """Words of which a right explanation has one."""
+    dtype: str = ""
+    right: bool | None = None
+    """Of a program whose numbers are wrong or right: whether they are right."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _right_is_healthy(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"healthy": fields["right"], **fields} if "right" in fields else fields
 
 
 def main() -> None:
@@ -60,12 +75,15 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120.0, metavar="S")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="programs whose names begin so")
     parser.add_argument("--judge", action="store_true", help="judge what an earlier call left in OUT once more")
     options = parser.parse_args()
     programs = [file.parent for folder in options.folders for file in sorted(folder.glob("*/truth.json"))]
     truths = {program: Truth.model_validate_json((program / "truth.json").read_text()) for program in programs}
     if options.backend == "nccl":
         programs = [program for program in programs if truths[program].nccl and not truths[program].healthy]
+    if options.only:
+        programs = [program for program in programs if program.name.startswith(tuple(options.only))]
 
     with ProcessPoolExecutor(options.jobs) as pool:
         jobs = [pool.submit(_told, program, truths[program], options) for program in programs]
@@ -87,11 +105,7 @@ def run(program: Path, truth: Truth, out: Path, options: argparse.Namespace) -> 
     """One program once, and how it ended; no process of it is left when this returns."""
     here = out / "program"
     shutil.copytree(program, here, ignore=shutil.ignore_patterns("runs", "__pycache__"))
-    command = [options.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(truth.ranks),
-               "main.py"]  # fmt: skip
-    has_own = any("tpcompile" in file.read_text() for file in here.rglob("*.py"))
-    if not has_own:
-        command = [options.python, "-m", "tpcompile", "run", "--run-dir", "runs/run", "--", *command]
+    route, command = _command(truth, here, options.python)
     environ = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     if options.backend == "gloo":
         environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -101,11 +115,23 @@ def run(program: Path, truth: Truth, out: Path, options: argparse.Namespace) -> 
         ended = run_tree(["sh", "-c", 'cd "$0" && exec "$@" 2>&1', str(here), *command], environ=environ,
                          timeout_s=options.limit, grace_s=_GRACE_S, stdout=stream)  # fmt: skip
     return {
-        "route": "Sentinel" if has_own else "run",
+        "route": route,
         "exit_code": ended.exit_code,
         "timed_out": ended.timed_out,
         "seconds": round(time.monotonic() - began_s, 1),
     }
+
+
+def _command(truth: Truth, here: Path, python: str) -> tuple[str, list[str]]:
+    """The route of a program, and how it is started in its folder."""
+    number = str(truth.ranks)
+    if (here / "target.py").exists():
+        target = ["--target", "target:build", "--nproc", number, "--device", "cpu", "--run-dir", "runs/run"]
+        return "gate", [python, "-m", "tpcompile", "gate", *target]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", number, "main.py"]
+    if any("tpcompile" in file.read_text() for file in here.rglob("*.py")):
+        return "Sentinel", torchrun
+    return "run", [python, "-m", "tpcompile", "run", "--run-dir", "runs/run", "--", *torchrun]
 
 
 def judged(program: Path, truth: Truth, here: Path, ended: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +160,7 @@ def _right(truth: Truth, lead: Lead) -> dict[str, bool]:
     is_open = shown == set(range(truth.ranks)) and (not truth.guilty or truth.ranks == 2)
     text = " ".join((lead.cause.value, lead.says, lead.consequence, lead.do_first, _code(lead))).lower()
     return {
-        "rank": is_open or shown == set(truth.guilty),
+        "rank": truth.right is not None or is_open or shown == set(truth.guilty),
         "line": any(map(_is_at(lead.line), truth.lines)),
         "cause": any(word.lower() in text for word in truth.cause),
     }
@@ -157,7 +183,8 @@ def _says(lead: Lead | None) -> str:
     if lead is None:
         return ""
     ranks = ", ".join(map(str, lead.ranks)) or "none"
-    return f"{lead.cause.value}; ranks {ranks}{'' if lead.is_rank_known else ' differ'}; {_place(lead.line)}"
+    says = f"{lead.cause.value}; ranks {ranks}{'' if lead.is_rank_known else ' differ'}; {_place(lead.line)}"
+    return f"{says}; {lead.says}" if lead.cause is Cause.UNKNOWN else says
 
 
 def _line(row: dict[str, Any]) -> str:
