@@ -37,7 +37,9 @@ def test_what_a_right_result_was_made_of_is_right_and_its_copies_are() -> None:
         Value("aten.mul", (2,), (5.0,) * NUM_SUMS, (), None),
         Value("aten.detach", (2,), (5.0,) * NUM_SUMS, (), None, (0,)),
     ]
-    of_right = [all_judged(own, known, [], tolerance=1e-5, rank=0, size=2, of_right=places) for places in ((), {0})]
+    of_right = [
+        all_judged(own, known, [], tolerance=1e-5, rank=0, size=2, of_right=places).judged for places in ((), {0})
+    ]
     assert of_right == [[Judged.WRONG] * 2, [Judged.PART] * 2]
 
 
@@ -50,7 +52,7 @@ def test_scores_that_are_wrong_are_wrong_once_they_are_masked() -> None:
 
 def judged_by_line(own: Trace, known: Known, *, rank: int = 1) -> dict[str, Judged]:
     """Op -> how its last value is right."""
-    judged = all_judged(own.values, known, [], tolerance=1e-5, rank=rank, size=2)
+    judged = all_judged(own.values, known, [], tolerance=1e-5, rank=rank, size=2).judged
     return {value.name: each for value, each in zip(own.values, judged, strict=True)}
 
 
@@ -115,11 +117,11 @@ def test_a_part_of_a_different_rank_is_wrong_unless_it_is_sent(
 
     trace = traced_call(call, None, size=2)
     known = Known.of([traced_call(lambda: {"x": whole + 0.0}, None, size=2)])
-    judged = all_judged(trace.values, known, [], tolerance=1e-5, rank=0, size=2)
+    judged = all_judged(trace.values, known, [], tolerance=1e-5, rank=0, size=2).judged
     pieces = [each for value, each in zip(trace.values, judged, strict=True) if value.name == "aten.split"]
     assert pieces == [Judged.PART, wanted]
     sent = [*trace.values, Value("_c10d_functional.all_to_all_single", (8, 8), None, (), None, (len(judged) - 1,))]
-    judged = all_judged(sent, known, [], tolerance=1e-5, rank=0, size=2)
+    judged = all_judged(sent, known, [], tolerance=1e-5, rank=0, size=2).judged
     pieces = [each for value, each in zip(sent, judged, strict=True) if value.name == "aten.split"]
     assert pieces[1] == (Judged.PART if used(whole, whole).shape[0] > 8 else wanted)
 
@@ -142,9 +144,9 @@ def test_lines_of_two_programs_are_told_apart() -> None:
     other = Value("aten.cumsum", (4,), (1.0,) * NUM_SUMS, (), line, is_float=False)
     own = Value("aten.cumsum", (4,), (2.0,) * NUM_SUMS, (), UserLine(file="model.py", line=4), is_float=False)
     known = Known.of([Trace([other])])
-    assert all_judged([own], known, [], tolerance=1e-5, rank=0, size=2) == [Judged.PART]
+    assert all_judged([own], known, [], tolerance=1e-5, rank=0, size=2).judged == [Judged.PART]
     same = Value("aten.cumsum", (4,), (2.0,) * NUM_SUMS, (), line, is_float=False)
-    assert all_judged([same], known, [], tolerance=1e-5, rank=0, size=2) == [Judged.WRONG]
+    assert all_judged([same], known, [], tolerance=1e-5, rank=0, size=2).judged == [Judged.WRONG]
 
 
 def test_the_first_in_another_order_is_found_however_many_follow() -> None:
@@ -175,7 +177,7 @@ def test_rows_that_a_program_spreads_in_an_order_of_its_own_are_right_and_rows_t
 
     ranks = [of_rank([0, 1, 6, 7]), of_rank([2, 3, 4, 5])]
     sums = sums_over_ranks([as_text(rank) for rank in ranks])
-    judged = all_judged(ranks[0].values, known, sums, tolerance=1e-5, rank=0, size=2)
+    judged = all_judged(ranks[0].values, known, sums, tolerance=1e-5, rank=0, size=2).judged
     found = {value.name: each for value, each in zip(ranks[0].values, judged, strict=True)}
     assert (found["aten.mul"], found["aten.flip"]) == (Judged.PART, Judged.WRONG)
 
@@ -184,7 +186,7 @@ def test_what_a_rank_has_beside_padding_is_not_wrong() -> None:
     right = Trace([Value("aten.mm", (2, 13), (1.0,) * NUM_SUMS, (), None)])
     own = [Value("aten.mm", (2, 13), (3.0,) * NUM_SUMS, (), None)]
     known = [Known.of([right], padded=lengths) for lengths in ((), {13})]
-    judged = [all_judged(own, each, [], tolerance=1e-5, rank=0, size=2) for each in known]
+    judged = [all_judged(own, each, [], tolerance=1e-5, rank=0, size=2).judged for each in known]
     assert judged == [[Judged.WRONG], [Judged.PART]]
 
 

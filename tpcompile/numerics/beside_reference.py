@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tpcompile.evidence.records import MistakeKind
 from tpcompile.numerics.fingerprints import Fingerprint
-from tpcompile.numerics.judged import Judged, Right, has, is_near, multiple_of, times
+from tpcompile.numerics.judged import Judged, Right, all_behind, has, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import BY_NUMBERS
 from tpcompile.numerics.trace import Value
@@ -37,14 +37,38 @@ def late(place: int, found: Evidence) -> dict[str, Any]:
     for right in _same_ops(place, found):
         pairs = _pairs(place, right, found)
         unlike = [pair for pair in pairs if not pair.is_equal]
-        if not unlike or len(unlike) == len(pairs):
+        if not unlike or len(unlike) == len(pairs) or not _is_same_time(place, right, found):
             continue
         if all(_is_earlier(pair, right, found) for pair in unlike):
-            wanted = right.trace.values[unlike[0].right]
-            is_fewer = _count(found.values, wanted) < _count(right.trace.values, wanted)
+            begun = _begun(place, found)
+            own, with_it = (place, right) if begun is None else begun
+            unlike = [pair for pair in _pairs(own, with_it, found) if not pair.is_equal]
+            wanted = right.trace.values[unlike[0].right] if unlike else with_it.value
+            is_fewer = _is_made_less(wanted, right, found)
             kind = MistakeKind.LEFT_OUT if is_fewer else MistakeKind.LATE
-            return {"kind": kind, "of": f"the result of {wanted.name}", "right": right}
+            return {"kind": kind, "of": f"the result of {wanted.name}", "right": with_it, "place": own}
     return {}
+
+
+def _begun(place: int, found: Evidence) -> tuple[int, Right] | None:
+    """The first op behind it that made something else than the reference's did at that time, and that one.
+
+    It may be right by itself: as what the reference has at another time.
+    """
+    for at in sorted(all_behind(found.values[place].sources, found.values)):
+        same = [right for right in _same_ops(at, found) if _is_same_time(at, right, found, counts_differ=False)]
+        numbers = found.values[at].tensor
+        if same and numbers is not None and not any(is_near(numbers, one.tensor, found.tolerance) for one in same):
+            return at, same[0]
+    return None
+
+
+def _is_same_time(place: int, right: Right, found: Evidence, *, counts_differ: bool = True) -> bool:
+    """True for the same pass through the line; `counts_differ` where one run comes there more often."""
+    value, values = found.values[place], right.trace.values
+    if _count(found.values, value) != _count(values, right.value):
+        return counts_differ
+    return _count(found.values[:place], value) == _count(values[: right.place], right.value)
 
 
 def other_number(place: int, found: Evidence) -> dict[str, Any]:
@@ -111,6 +135,15 @@ def _is_earlier(pair: Pair, right: Right, found: Evidence) -> bool:
     same = [value for value in before if (value.name, value.line) == (wanted.name, wanted.line)]
     chain = [right.trace.values[source] for source in wanted.sources if wanted.name.endswith(_IN_PLACE)]
     return any(_is_equal(own, value, found) for value in [*same, *chain])
+
+
+def _is_made_less(wanted: Value, right: Right, found: Evidence) -> bool:
+    """True where the run has fewer such ops than the reference: on that line, or in all where it never comes there."""
+    own = _count(found.values, wanted)
+    if own:
+        return own < _count(right.trace.values, wanted)
+    counts = [sum(value.name == wanted.name for value in values) for values in (found.values, right.trace.values)]
+    return counts[0] < counts[1]
 
 
 def _count(values: Sequence[Value], like: Value) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tpcompile.evidence.records import UserLine
 from tpcompile.numerics.fingerprints import NUM_SUMS, Fingerprint, Shape
 from tpcompile.numerics.op_names import IN_SOME_RUNS, NO_VALUES
 from tpcompile.numerics.trace import Trace, Value
@@ -32,6 +34,10 @@ _MOST = 0.25
 
 MOVED = 0.05
 """Relative distance of equal numbers in different orders, at least."""
+
+
+OpAtLine = tuple[str, UserLine | None, bool]
+"""An op, its line, and whether it runs in a backward pass."""
 
 
 class Judged(Enum):
@@ -97,14 +103,30 @@ class Known:
     """Lengths of dims of which this rank's last places are padding: what it has there, the reference has nowhere."""
     has_axes: bool = False
     """Parts along other axes of the mesh are among those of each rank."""
+    counts: dict[OpAtLine, set[int]] = field(default_factory=dict)
+    """How many times each trace that runs an op on a line runs it."""
+    lines: set[UserLine] = field(default_factory=set)
+    """Those on which the reference runs an op."""
     _rows: dict[tuple[Shape, int], Tensor] = field(default_factory=dict)
     _moments: dict[Shape, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, traces: Iterable[Trace], *, padded: Collection[int] = (), has_axes: bool = False) -> Known:
-        """All values of these traces."""
+    def of(
+        cls,
+        traces: Iterable[Trace],
+        *,
+        twin: Trace | None = None,
+        padded: Collection[int] = (),
+        has_axes: bool = False,
+    ) -> Known:
+        """All values of these traces, and of the program as it is for one rank."""
+        traces = list(traces)
         known = cls(padded=padded, has_axes=has_axes)
+        known.lines = {value.line for trace in traces for value in trace.values if value.line is not None}
+        traces += [] if twin is None else [twin]
         for trace in traces:
+            for op, count in counted(trace.values).items():
+                known.counts.setdefault(op, set()).add(count)
             for place, value in enumerate(trace.values):
                 if value.name in NO_VALUES:
                     continue  # whatever was there before: near to anything where it is large
@@ -208,6 +230,22 @@ class Known:
         yield from self.parts.get(shape, [])
 
 
+def op_at_line(value: Value) -> OpAtLine:
+    """What the results of one op in a loop share."""
+    return value.name, value.line, value.in_backward
+
+
+def counted(values: Sequence[Value]) -> Counter[OpAtLine]:
+    """How often each op on a line runs: pieces of one tensor are results of one op."""
+    before = [None, *values]
+    return Counter(
+        op_at_line(value)
+        for value, last in zip(values, before, strict=False)
+        if not value.is_given
+        and (last is None or (op_at_line(last), last.sources) != (op_at_line(value), value.sources))
+    )
+
+
 def as_text(trace: Trace) -> str:
     """What the other ranks need of a trace: `sums_over_ranks` reads it."""
     return json.dumps([[value.name, value.shape, value.tensor, value.moments] for value in trace.values])
@@ -265,6 +303,29 @@ def has(whole: Value, own: Value, rank: int, tolerance: float) -> bool:
     parts = [part.tensor for part in whole.parts if (part.rank, part.shape) == (rank, own.shape)]
     wholes = [whole.tensor] if whole.tensor is not None and whole.shape == own.shape else []
     return own.tensor is not None and any(is_near(own.tensor, each, tolerance) for each in wholes + parts)
+
+
+def own_use(
+    place: int, values: Sequence[Value], sums: Sequence[Total | None], *, size: int, tolerance: float
+) -> int | None:
+    """The first op that uses what a rank was given without anything of which each rank was given its own.
+
+    Places that begin at 0 on every rank are right beside the rank's first place.
+    """
+
+    def is_of_rank(given: int) -> bool:
+        total, numbers = sums[given] if sums else None, values[given].tensor
+        if total is None or numbers is None or not values[given].is_given:
+            return False
+        return not is_near(total.sum, times(numbers, size), tolerance)
+
+    for at in range(place + 1, len(values)):
+        sources = values[at].sources
+        if place in sources and values[at].line is not None:
+            beside = all_behind((source for source in sources if source != place), values)
+            if not any(map(is_of_rank, beside)):
+                return at
+    return None
 
 
 def behind(places: Iterable[int], values: Sequence[Value], judged: Sequence[Judged], wanted: set[Judged]) -> set[int]:

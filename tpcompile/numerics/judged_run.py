@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from tpcompile.evidence.iterables import find
@@ -32,6 +33,10 @@ class Evidence:
     tolerance: float
     rank: int
     size: int
+    own_order: Collection[int] = ()
+    """Places of what the program holds in an order of its own."""
+    of_part: AbstractSet[int] = frozenset()
+    """Places of what a loop over this rank's part made: on one rank it runs more often."""
 
     def divided_behind(self, places: Iterable[int]) -> int:
         """The first of the summands behind these that was made of no summand."""
@@ -102,13 +107,40 @@ class Evidence:
 
     def put_together(self, place: int) -> int | None:
         """What an op was given was put together of parts first, and is none that the reference has; None for none."""
+        may_be = filter(self._puts_together, sorted(self.unknown_behind(place)))
+        return find(may_be, lambda at: not self._is_taken_apart(at))
+
+    def _is_taken_apart(self, place: int) -> bool:
+        """True where an op takes out of it what some rank has."""
+        copies = {place}
+        for at in range(place + 1, len(self.values)):
+            value = self.values[at]
+            if copies.isdisjoint(value.sources):
+                continue
+            if value.shape == self.values[place].shape:
+                copies.add(at)
+            elif self._is_of_some_rank(value):
+                return True
+        return False
+
+    def _is_of_some_rank(self, value: Value) -> bool:
+        numbers, shape = value.tensor, value.shape
+        ranks = range(self.size) if numbers is not None else ()
+        return any(self.known.is_among(numbers or (), shape, rank, self.tolerance) for rank in ranks)
+
+    def unknown_behind(self, place: int) -> set[int]:
+        """What a value was made of, back to what the reference has."""
         reached, left = set[int](), list(self.values[place].sources)
         while left:
             at = left.pop()
             if at not in reached and not self.is_known(self.values[at]):
                 reached.add(at)
                 left += self.values[at].sources
-        return min(filter(self._puts_together, reached), default=None)
+        return reached
+
+    def nearest_unknown(self, place: int, names: Collection[str]) -> int | None:
+        """Of this and what it was made of, back to what the reference has, the last that one of these ops made."""
+        return max((at for at in {place, *self.unknown_behind(place)} if self.values[at].name in names), default=None)
 
     def _puts_together(self, place: int) -> bool:
         name = self.values[place].name

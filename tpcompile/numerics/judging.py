@@ -16,12 +16,26 @@ from tpcompile.numerics.judged import (
     Known,
     Right,
     Total,
+    all_behind,
     allowed_for,
+    counted,
     is_near,
     is_place,
+    op_at_line,
+    own_use,
     times,
 )
-from tpcompile.numerics.op_names import COLLECTIVES, MASKS, NO_VALUES, PUTS_TOGETHER, SAME_VALUES, TAKES_APART, may_move
+from tpcompile.numerics.judged_run import Evidence
+from tpcompile.numerics.op_names import (
+    ALL_PIECES,
+    COLLECTIVES,
+    MASKS,
+    NO_VALUES,
+    PUTS_TOGETHER,
+    SAME_VALUES,
+    TAKES_APART,
+    may_move,
+)
 from tpcompile.numerics.trace import Value
 
 
@@ -35,7 +49,7 @@ def all_judged(
     size: int,
     right: Collection[str] = (),
     of_right: Collection[int] = (),
-) -> list[Judged]:
+) -> Evidence:
     """How each value of this rank of `size` is right, in their order.
 
     `right` names parameters that are; `of_right` are places of what right results were made of: the reference need not
@@ -48,7 +62,10 @@ def all_judged(
         if judged == Judged.WRONG and (is_given_right or place in of_right):
             judged = Judged.PART  # in a layout whose shape the reference has for something else
         run.judged.append(judged or _as_made([run.judged[source] for source in value.sources]))
-    return run.judged
+    return Evidence(
+        values, run.judged, known, sums, tolerance=tolerance, rank=rank, size=size,
+        own_order=run.own_order, of_part=run.of_part,
+    )  # fmt: skip
 
 
 @dataclass
@@ -70,11 +87,17 @@ class _Run:
     """Places of what wrong masks made, and of views of it."""
     own_order: set[int] = field(default_factory=set)
     """Places of what the program holds in an order of its own."""
+    of_part: set[int] = field(default_factory=set)
+    """Places of what a loop over this rank's part made: on one rank it runs more often."""
+    of_others: set[int] = field(default_factory=set)
+    """Places of what other ranks have, which collectives brought, and of what is made of it."""
 
     def __post_init__(self) -> None:
         for place, value in enumerate(self.values):
             for source in set(value.sources):
                 self.uses.setdefault(source, []).append(place)
+        self.counts = counted(self.values)
+        self.last = {op_at_line(value): place for place, value in enumerate(self.values)}
 
     def judged_by_numbers(self, place: int) -> Judged | None:
         """How the next value is right; None where the reference has nothing to compare it with."""
@@ -89,16 +112,18 @@ class _Run:
         if same:
             return self.judged[same[0]]
         total = self.sums[place] if self.sums else None
-        found = self._beside_reference(value, total, allowed)
+        found = self._beside_reference(place, total, allowed)
         if found == Judged.WRONG and self._is_none_that_is_wrong(place, total, allowed):
             found = None
         is_made_place = not (value.is_float or value.is_given) and value.tensor is not None
+        is_made_place = is_made_place and not self._is_in_own_loop(place)
         if found is None and is_made_place and self.known.is_unlike_own(value, self.values, self.rank, allowed):
             return (total and self._as_summand(total, value, allowed)) or Judged.WRONG
         return found
 
-    def _beside_reference(self, value: Value, total: Total | None, tolerance: float) -> Judged | None:
-        shape, known = value.shape, self.known
+    def _beside_reference(self, place: int, total: Total | None, tolerance: float) -> Judged | None:
+        value, known = self.values[place], self.known
+        shape = value.shape
         has_counterpart = shape in known.comparable if value.is_float else shape in known.whole or shape in known.parts
         if value.tensor is None or not has_counterpart or value.name in NO_VALUES:
             return None
@@ -111,7 +136,7 @@ class _Run:
             if summand is not None:
                 return summand
         is_padded = any(length in known.padded for length in (shape[:1] + shape[-1:]))
-        is_wrong = value.is_float or self._are_other_places(value, total, tolerance)
+        is_wrong = value.is_float or self._are_other_places(place, total, tolerance)
         return Judged.WRONG if is_wrong and not is_padded else None
 
     def _as_summand(self, total: Total, value: Value, tolerance: float) -> Judged | None:
@@ -126,17 +151,49 @@ class _Run:
         numbers = known.whole.get(shape, []) if math.prod(shape) == 1 else []
         return Judged.NORM if any(_is_norm(total, right, tolerance) for right in numbers) else None
 
-    def _are_other_places(self, value: Value, total: Total | None, tolerance: float) -> bool:
+    def _are_other_places(self, place: int, total: Total | None, tolerance: float) -> bool:
         """True for a part of places that the reference was given by this name, where those of all ranks are not all."""
+        value = self.values[place]
         wholes = self.known.given_as(value) if is_place(value) else []
         if not wholes or total is None or not total.moments:
             return False
-        return not any(is_near(total.moments, right.value.moments, tolerance) for right in wholes)
+        if any(is_near(total.moments, right.value.moments, tolerance) for right in wholes):
+            return False
+        return own_use(place, self.values, self.sums, size=self.size, tolerance=tolerance) is not None
 
     def _is_none_that_is_wrong(self, place: int, total: Total | None, tolerance: float) -> bool:
         """True where it does not matter that the reference has no equal."""
         is_excused = place in self.looked_up or self._is_row_of_part(place) or self._is_of_others(place, tolerance)
-        return is_excused or self._is_in_own_order(place, total, tolerance)
+        return is_excused or self._is_in_own_loop(place) or self._is_in_own_order(place, total, tolerance)
+
+    def _is_in_own_loop(self, place: int) -> bool:
+        """True for what a loop makes that runs another number of times on one rank, and for all of it put together.
+
+        Where it runs once for each rank, what it carries from one pass to the next is in the end what one rank has.
+        """
+        value = self.values[place]
+        only_moves = value.name in PUTS_TOGETHER | SAME_VALUES or _is_brought(value)
+        if only_moves and value.sources and all(map(self._is_in_own_loop, value.sources)):
+            return True
+        return self._is_counted_otherwise(place) and not self._is_carried_over_ranks(place)
+
+    def _is_counted_otherwise(self, place: int) -> bool:
+        """True for an op that runs once for each rank, where one rank runs it once, or a part of the times."""
+        op = op_at_line(self.values[place])
+        counts, own = self.known.counts.get(op, set()), self.counts[op]
+        if self.size == 1 or own in counts:
+            return False
+        if own * self.size in counts:
+            self.of_part.add(place)
+        return own * self.size in counts or own in {count * self.size for count in counts}
+
+    def _is_carried_over_ranks(self, place: int) -> bool:
+        op = op_at_line(self.values[place])
+        is_once_for_each = self.counts[op] in {count * self.size for count in self.known.counts[op]}
+        is_used_within = any(map(self._is_counted_otherwise, self.uses.get(place, [])))
+        if not is_once_for_each or is_used_within or place != self.last[op]:
+            return False
+        return any(op_at_line(self.values[each]) == op for each in all_behind(self.values[place].sources, self.values))
 
     def _is_masked_by_wrong(self, place: int, tolerance: float) -> bool:
         """True for what a wrong mask made, and views of it: it may have left all as it was, which the reference has."""
@@ -160,12 +217,27 @@ class _Run:
         return len(self.values[source].shape) > 1 and self.judged[source] == Judged.PART
 
     def _is_of_others(self, place: int, tolerance: float) -> bool:
-        """True for the part of a different rank that a collective brought, or is put together to be sent in one."""
+        """True for the part of a different rank that a collective brought, or is put together to be sent in one.
+
+        Each of the pieces of what was brought, and what is made of one, is one rank's in turn.
+        """
         value, numbers = self.values[place], self.values[place].tensor
         is_piece = value.name in TAKES_APART and all(self.judged[source] == Judged.WHOLE for source in value.sources)
-        if numbers is None or not (_is_brought(value) or (is_piece and self._is_only_sent(place))):
+        is_made_of_them = value.name not in TAKES_APART and not self.of_others.isdisjoint(value.sources)
+        is_one_of_all = value.name in ALL_PIECES and self._is_of_brought(place)
+        may_be = _is_brought(value) or is_one_of_all or is_made_of_them or (is_piece and self._is_only_sent(place))
+        if numbers is None or not may_be:
             return False
-        return any(self.known.is_among(numbers, value.shape, rank, tolerance) for rank in range(self.size))
+        is_right = any(self.known.is_among(numbers, value.shape, rank, tolerance) for rank in range(self.size))
+        if is_right and (is_one_of_all or is_made_of_them):
+            self.of_others.add(place)
+        return is_right
+
+    def _is_of_brought(self, place: int) -> bool:
+        """True for pieces, or views, of what a collective brought."""
+        made_of = [source for source in self.values[place].sources if self.values[source].name in SAME_VALUES]
+        brought = any(_is_brought(self.values[source]) for source in self.values[place].sources)
+        return brought or any(map(self._is_of_brought, made_of))
 
     def _is_only_sent(self, place: int) -> bool:
         """True where nothing but collectives is given a value, its views, and what they are put together in."""

@@ -14,8 +14,19 @@ from typing import Any
 
 from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
+from tpcompile.numerics.apart import carried, other_places, own_divisor
 from tpcompile.numerics.beside_reference import late, other_number, update_multiple
-from tpcompile.numerics.judged import SUMMANDS, Judged, all_behind, allowed_for, behind, is_near, multiple_of, times
+from tpcompile.numerics.judged import (
+    SUMMANDS,
+    Judged,
+    all_behind,
+    allowed_for,
+    behind,
+    is_near,
+    multiple_of,
+    own_use,
+    times,
+)
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import (
     ACCUMULATES,
@@ -243,10 +254,13 @@ def _other_part(place: int, found: Evidence) -> Fields:
     others = (right for right in found.known.parts.get(value.shape, []) if right.rank != found.rank)
     numbers = value.tensor
     right = find(others, lambda right: is_near(numbers, right.tensor, found.tolerance))
-    if right is not None:
-        return {"kind": MistakeKind.OTHER_PART, "other": right.rank}
     is_named = value.is_given and bool(found.known.given_as(value))
-    return {"kind": MistakeKind.OTHER_PART} if is_named and found.judged[place] == Judged.WRONG else {}
+    if right is None and not (is_named and found.judged[place] == Judged.WRONG):
+        return {}
+    fields: Fields = {"kind": MistakeKind.OTHER_PART} | ({} if right is None else {"other": right.rank})
+    is_place = value.is_given and not value.is_float
+    use = own_use(place, found.values, found.sums, size=found.size, tolerance=found.tolerance) if is_place else None
+    return fields if use is None else fields | {"line": found.values[use].line}
 
 
 def _local_statistic(place: int, found: Evidence) -> Fields:
@@ -321,11 +335,13 @@ ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     other_number,
     _times_ranks,
     _wrong_group,
+    own_divisor,
     _not_summed,
     _one_of_ranks,
     _cut_as_one,
     late,
     update_multiple,
+    other_places,
     _other_part,
     _local_statistic,
     _crosses,
@@ -335,5 +351,6 @@ ROWS: tuple[Callable[[int, Evidence], Fields], ...] = (
     _combined_statistic,
     _whole_among_parts,
     _put_together_otherwise,
+    carried,
 )
 """The first row that fits counts; what is special stands above what is general."""

@@ -6,6 +6,8 @@ TAKES_APART = {
     "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.slice", "aten.narrow", "aten.unbind", "aten.select",
     "aten.view", "aten._unsafe_view", "aten.reshape",
 }  # fmt: skip
+ALL_PIECES = {"aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind"}
+"""Those that return all of what they were given."""
 SAME_VALUES = TAKES_APART | {
     "aten.t", "aten.transpose", "aten.permute", "aten.unsqueeze", "aten.squeeze", "aten.clone", "aten.detach",
     "aten.alias", "aten._to_copy", "aten.expand",

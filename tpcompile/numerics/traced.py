@@ -175,7 +175,7 @@ class _Tracing(TorchDispatchMode):
         op = self._op(name, self._line_of_caller(name))
         if not op.in_backward:
             op = replace(op, callers=callers(), numbers=_numbers(args))
-        sources = tuple(self._place_in(tensor, op.line) for tensor in given)
+        sources = tuple(self._place_in(tensor, op) for tensor in given)
         if func._schema.is_mutable:  # it may write into what a collective has written
             self._know_waited(given, name=_IN_PLACE)
         out = func(*args, **kwargs)
@@ -252,14 +252,14 @@ class _Tracing(TorchDispatchMode):
         line = self._line_of(name, caller())
         return None if follows_run(line.file) else line
 
-    def _place_in(self, tensor: Tensor, line: UserLine | None) -> int:
+    def _place_in(self, tensor: Tensor, op: _Op) -> int:
         known = self._places.get(tensor)
         if known is not None and self.trace.values[known].line is None:
-            self.trace.values[known] = replace(self.trace.values[known], line=line)
+            self.trace.values[known] = replace(self.trace.values[known], line=op.line, callers=op.callers)
         if known is None:
-            given = _Op(self._names.get(id(tensor), "an input"), line, is_given=True)
+            given = _Op(self._names.get(id(tensor), "an input"), op.line, is_given=True, callers=op.callers)
             read = self._numbers.get(_rounded(float(tensor.detach()))) if tensor.numel() == 1 else None
-            self._keep(tensor, given if read is None else _Op("a number", line, (read,)))
+            self._keep(tensor, given if read is None else _Op("a number", op.line, (read,)))
         return int(self._places[tensor])
 
     def _keep(self, tensor: Tensor, op: _Op) -> None:

@@ -108,7 +108,7 @@ def wrong_op_of(
     with on_one_rank() as own:
         twin = None if own is None else _twin(own, singles[-1], cuts=unequal, axes=axes, dtype=dtype, size=size)
     padded = {len(cut.index) for cut in unequal if cut.has_padding}
-    known = Known.of([*singles, *([] if twin is None else [twin])], padded=padded, has_axes=bool(axes))
+    known = Known.of(singles, twin=twin, padded=padded, has_axes=bool(axes))
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     gradients = of_gradients(trace.values)
     forward = {name: at for name, at in trace.results.items() if at not in gradients}
@@ -282,10 +282,10 @@ def first_wrong_op(
     are places of what right results of the forward pass were made of.
     """
     tolerance = tolerance_of(dtype)
-    judged = all_judged(
+    found = all_judged(
         trace.values, known, sums, tolerance=tolerance, rank=rank, size=size, right=right, of_right=of_right
     )
-    found = Evidence(trace.values, judged, known, sums, tolerance=tolerance, rank=rank, size=size)
+    judged = found.judged
     for places in starts:
         divided = {found.divided_behind([place]) for place in places if judged[place].is_summand}
         unlike = {place for place in divided if found.given(place, Judged.WRONG)}  # a sum of what is wrong

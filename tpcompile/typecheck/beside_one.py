@@ -242,7 +242,7 @@ class _Search:
         return all_judged(
             self.trace.values, self.known, self.sums, tolerance=tolerance_of(torch.float64), rank=0, size=size,
             right=self.rows,
-        )  # fmt: skip
+        ).judged  # fmt: skip
 
 
 def _wrong_op(
