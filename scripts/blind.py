@@ -125,7 +125,7 @@ def run(program: Path, truth: Truth, out: Path, options: argparse.Namespace) -> 
 def _command(truth: Truth, here: Path, python: str) -> tuple[str, list[str]]:
     """The route of a program, and how it is started in its folder."""
     number = str(truth.ranks)
-    if (here / "target.py").exists():
+    if not (here / "main.py").exists():
         target = ["--target", "target:build", "--nproc", number, "--device", "cpu", "--run-dir", "runs/run"]
         return "gate", [python, "-m", "tpcompile", "gate", *target]
     torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", number, "main.py"]

@@ -207,6 +207,7 @@ class Hooks:
             reason=reason,
             line=line,
             num_issued=region.num_issued[position.place] if region.is_local else 0,
+            between=region.num_between(region.num_issued[position.place]),
         )
         self._on(CompileStarted(found))
 

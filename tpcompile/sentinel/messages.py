@@ -76,6 +76,8 @@ class Announcement(Frozen):
     """The user's call of the compiled code."""
     num_issued: int = 0
     """Number of collectives that the rank had issued before a region without any; 0 where calls alone count."""
+    between: Number = 1
+    """How many compiles of the region the rank has begun since the last collective, this one among them."""
 
 
 class CompilePost(Frozen):

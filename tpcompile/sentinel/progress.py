@@ -79,6 +79,10 @@ class Region:
     is_inside: bool = False
     """A call of a watched region has begun and not ended."""
 
+    def num_between(self, num_issued: int) -> int:
+        """How many of its compiles began after that many collectives, and before the next."""
+        return list(self.num_issued.values()).count(num_issued)
+
     @property
     def line(self) -> UserLine | None:
         """The user's line of one of its calls."""
@@ -293,8 +297,8 @@ class Progress:
 
 
 def _has_made(region: Region, found: Announcement) -> bool:
-    """True when this rank has compiled there: at the same call, or between the same two collectives."""
-    is_between = found.num_issued > 0 and found.num_issued in region.num_issued.values()
+    """True when this rank has compiled there: at the same call, or as often between the same two collectives."""
+    is_between = found.num_issued > 0 and region.num_between(found.num_issued) >= found.between
     return is_between or found.position.place in region.compiled
 
 

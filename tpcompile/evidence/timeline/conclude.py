@@ -99,7 +99,7 @@ def with_branch(
     of different domains do differently all the time is no branch that counts. Where ranks of one domain part all the
     time, as those that have roles of their own, the one that left its own way is looked for.
     """
-    flows = _until_seen(verdict.lead, flows)
+    flows = _until_seen(verdict, flows)
     found = _with_witnesses(verdict, _with_branch(verdict, flows, readable), flows, readable, elsewhere)
     habit = found.lead.parted if found is not verdict and found.lead is not None else None
     if habit is not None and habit.is_habit and not _is_odd_known(habit, verdict.lead):
@@ -118,14 +118,24 @@ def with_branch(
     return _with_branch(verdict, {**flows, **others}, readable, is_same_program=False)
 
 
-def _until_seen(lead: Lead | None, flows: Mapping[int, Flow]) -> Mapping[int, Flow]:
-    """What the ranks executed up to the call at which it was seen that they differ: the rest came of it."""
-    if lead is None or lead.line is None or not lead.at_call:
-        return flows
+def _until_seen(verdict: Verdict, flows: Mapping[int, Flow]) -> Mapping[int, Flow]:
+    """What the ranks executed up to the call at which they differ, though it is seen later: the rest came of it."""
     try:
-        return {rank: flow.up_to(lead.line, lead.at_call) for rank, flow in flows.items()}
+        seen = _seen_at(verdict, flows)
+        return flows if seen is None else {rank: flow.up_to(*seen) for rank, flow in flows.items()}
     except ValueError:  # a peer sent what is no flow
         return flows
+
+
+def _seen_at(verdict: Verdict, flows: Mapping[int, Flow]) -> tuple[UserLine, int] | None:
+    """A line, and the number of its execution: of values that differ, or of the call that one rank alone compiled."""
+    lead = verdict.lead
+    if lead is None or (lead.line is not None and lead.at_call):
+        return None if lead is None or lead.line is None else (lead.line, lead.at_call)
+    compiled = [one for one in verdict.divergences if one.is_red and one.cause is lead.cause]
+    odd = [rank for rank in lead.ranks if rank in flows] if lead.is_rank_known else []
+    call = compiled[0].step if compiled and odd else None
+    return None if call is None else flows[odd[0]].call_of(compiled[0].frame, call)
 
 
 def _with_witnesses(

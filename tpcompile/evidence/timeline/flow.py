@@ -133,6 +133,21 @@ class Flow(Frozen):
         is_known = self.num_before == 0 and 0 < number < len(ends)
         return self.changed(packed=pack(steps[: ends[number - 1]])) if is_known else self
 
+    def call_of(self, region: str, number: int) -> tuple[UserLine, int] | None:
+        """The line that made that call of a region, and how often it had run by then; None where it is not known.
+
+        `region` is how its name ends. Raises ValueError as `steps`.
+        """
+        steps = self.steps() if self.num_before == 0 else []
+        regions = {at for at, code in enumerate(self.codes) if not code.file and code.function.endswith(region)}
+        mark = Kind.MARK << LINE_BITS | number
+        call = next((at for at, (code, packed) in enumerate(steps) if packed == mark and code in regions), 0)
+        lines = [step for step in steps[:call] if step[1] >> LINE_BITS == Kind.LINE]
+        if not lines:
+            return None
+        code, line = self.codes[lines[-1][0]], lines[-1][1] & LINE_MASK
+        return UserLine(file=code.file, line=line, function=code.function), lines.count(lines[-1])
+
     def steps(self) -> list[tuple[int, int]]:
         """(number of the code, kind << LINE_BITS | line). Raises ValueError for what no recorder writes."""
         limit = _PACKED.size * (1 << 18)
