@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tpcompile.sentinel.counter_samples import COLLECTIVES
@@ -199,6 +201,33 @@ def test_a_compile_between_the_same_collectives_is_the_same_whatever_the_number_
     assert progress.announce(local_announcement(call=3, num_issued=4)) == []
     other = local_announcement(call=3, num_issued=5)
     assert progress.announce(other) == [other], "negative control: compiled before that collective, not after it"
+
+
+@pytest.mark.parametrize(("between", "is_passed"), [(1, False), (2, True)])
+def test_a_second_compile_between_the_same_collectives_is_not_the_one_that_this_rank_made(
+    between: int, is_passed: bool
+) -> None:
+    """Both have compiled for an evaluation; the other rank then compiles its train step, too."""
+    issued = [4]
+    progress = Progress(lambda _: None, counters=lambda: {f"{COLLECTIVES}tp": issued[0], "`step` in main": 3})
+    region = progress.region("f")
+    for _ in range(5):
+        progress.enter(region, 1)
+    progress.compile_starts("0/1")
+    issued[0] = 9
+    progress.enter(region, 1)
+    found = local_announcement(call=3, num_issued=4).model_copy(update={"between": between})
+    assert progress.announce(found) == [found] * is_passed
+
+
+def test_a_rank_that_is_behind_comes_to_the_collective_before_it_says_what_it_compiled() -> None:
+    issued = [4]
+    progress = Progress(lambda _: None, counters=lambda: {f"{COLLECTIVES}tp": issued[0]})
+    assert not progress.comes_past(4, limit_s=0.1), "the negative control: it does not go on"
+    thread = threading.Timer(0.2, lambda: issued.__setitem__(0, 5))
+    thread.start()
+    assert progress.comes_past(4, limit_s=20)
+    thread.join()
 
 
 def test_compiles_are_compared_up_to_the_same_collective() -> None:

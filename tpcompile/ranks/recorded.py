@@ -86,7 +86,8 @@ def record_side(
         members = set(range(record.world_size) if domain is None else domain)
         walked = _walked(verdict, found.keys() - {record.rank}, record.rank)
         others = ask.many(walked, {"flow": True}, Flow)
-        ended = {rank: flow_of(rank) for rank in _walked(verdict, members - found.keys(), record.rank)}
+        silent = [rank for rank in walked if rank not in others]  # killed since it gave its digest
+        ended = {rank: flow_of(rank) for rank in [*silent, *_walked(verdict, members - found.keys(), record.rank)]}
 
         def elsewhere() -> dict[int, Flow]:
             ranks = sorted(set(range(record.world_size)) - members, key=lambda rank: abs(rank - record.rank))

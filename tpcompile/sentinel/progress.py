@@ -24,6 +24,7 @@ from tpcompile.sentinel.messages import COMPILES, COMPILING, RUNNING, Announceme
 
 _END = 1 << 30
 """Index of a call that has ended, after every frame that it could have entered."""
+_LOOK_S = 0.05
 _KEPT_CALLS = 1024
 KEPT_VARIANTS = 256
 Passed = Callable[[Announcement], None]
@@ -293,7 +294,18 @@ class Progress:
         have different numbers, and the collectives that all ranks issue show where it is.
         """
         is_called = found.position.place < (region.call, region.index)
-        return is_called and (found.num_issued == 0 or self._num_issued() > found.num_issued)
+        return is_called and (found.num_issued == 0 or self.has_issued_more(found.num_issued))
+
+    def comes_past(self, number: int, *, limit_s: float) -> bool:
+        """Wait, on a thread of the sentinel, until this rank has issued more collectives; False if it does not."""
+        deadline_s = time.monotonic() + limit_s
+        while not (has_issued := self.has_issued_more(number)) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+        return has_issued
+
+    def has_issued_more(self, number: int) -> bool:
+        """True once this rank has issued more than that many collectives; may be called from any thread."""
+        return self._num_issued() > number
 
 
 def _has_made(region: Region, found: Announcement) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -47,6 +48,8 @@ Kernels = Literal["warn", "stop"]
 """What to do when ranks run different kernels for one graph, as autotuning chose them."""
 _EXCHANGE_S = 20.0
 """For the digests of ranks that are alive: on a loaded host one that compiles took more than 4 s to answer."""
+_COME_S = 10.0
+"""How long a rank may take to come to the collective that others have issued."""
 _PUBLISH_S, _WRITTEN_S = 5.0, 2.0
 """How long the ranks wait for the report of the judge, and the judge for theirs."""
 _OWN_EXCEPTION = (Cause.RAISED, Cause.COMPILE_FAILED)
@@ -132,6 +135,9 @@ class Settlement:
                 self._shutdown.leave(ExitCode.FAIL)
             return True
         self._timeline.note(TimelineEvent.ALARM)
+        is_main = threading.current_thread() is threading.main_thread()  # which is what would have to go on
+        if alarm.num_issued and not is_main:  # what this rank compiles before that collective is not known earlier
+            self._progress.comes_past(alarm.num_issued, limit_s=_COME_S)
         record = self.record(alarm.position, alarm.num_issued)
         store = self._log.store(f"alarm/{alarm.key}")
         problems = [alarm.problem] if alarm.problem else []
