@@ -253,6 +253,30 @@ def a_state_is_resumed_otherwise(rank: int) -> None:
         log.append(weight)  # agrees
 
 
+PROMPTS = {1: ("a fox", "")}
+
+
+def preview(rank: int) -> None:
+    for prompt in PROMPTS.get(rank, ("a fox", "a bowl")):
+        if not prompt:  # parts
+            raise ValueError("no words")
+        log.append(prompt)
+
+
+def a_preview_fails_now_and_then_on_one_rank(rank: int) -> None:
+    is_training = True
+    for step in range(14):
+        log.append(is_training)  # calls
+        collective("gradients", step)
+        if step % 4 == 3:
+            try:
+                is_training = False
+                preview(rank)
+                is_training = True
+            except ValueError:
+                log.append("failed")
+
+
 def first_stage(step: int) -> None:
     for _ in range(3):
         collective("send", step)
@@ -518,6 +542,19 @@ def batches_of(rank: int) -> Iterator[int]:
 def a_loader_yields_a_short_batch(rank: int) -> None:
     for size in batches_of(rank):
         collective(size)
+
+
+LINES = {(1, 4): "a b"}
+
+
+def lines_of(rank: int) -> Iterator[str]:
+    for number in range(6):
+        yield LINES.get((rank, number), "a b c")  # yields
+
+
+def a_copy_of_a_file_has_a_shorter_line(rank: int) -> None:
+    for line in lines_of(rank):
+        collective(len(line))
 
 
 def one_rank_logs_once_and_another_has_a_short_batch(rank: int) -> None:

@@ -24,7 +24,7 @@ from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.records.findings import Parted, Went
 from tpcompile.evidence.timeline import conclude, part
 from tpcompile.evidence.timeline.conclude import NOT_RECORDED, with_branch, with_branch_of, without_branch
-from tpcompile.evidence.timeline.flow import LINE_BITS, Flow, Kind, pack, until
+from tpcompile.evidence.timeline.flow import LINE_BITS, Code, Flow, Kind, pack, until
 
 READABLE = {programs.__file__}
 
@@ -325,6 +325,42 @@ def test_what_came_after_it_was_seen_that_values_differ_is_no_habit(num_ranks: i
     assert found.lead is not None and found.lead.line is not None
     assert found.lead.line.code == "if self.count >= 8:  # parts"
     at_the_end = known.model_copy(update={"lead": known.lead and known.lead.model_copy(update={"at_call": 0})})
+    assert with_branch(at_the_end, flows, READABLE).lead == at_the_end.lead, "the negative control"
+
+
+def with_calls(flow: Flow, line: UserLine, region: str) -> Flow:
+    """Each execution of the line calls a compiled region."""
+    at = len(flow.codes)
+    step, steps, calls = Kind.LINE << LINE_BITS | line.line, list[tuple[int, int]](), 0
+    for code, packed in flow.steps():
+        steps.append((code, packed))
+        if packed == step and flow.codes[code].file == line.file:
+            calls += 1
+            steps.append((at, Kind.MARK << LINE_BITS | calls))
+    region_code = Code(file="", function=f"Net.{region}", line=0)
+    return flow.changed(codes=(*flow.codes, region_code), packed=pack(steps))
+
+
+def test_what_came_after_the_call_that_one_rank_alone_compiled_explains_nothing() -> None:
+    """The alarm may come at the end of the job; then the ranks have done much since."""
+    program, region = programs.a_preview_fails_now_and_then_on_one_rank, "forward net.py:3"
+    lines, first = inspect.getsourcelines(program)
+    calls = next(first + at for at, line in enumerate(lines) if line.rstrip().endswith("# calls"))
+    seen_at = UserLine(file=programs.__file__, line=calls, function=program.__name__)
+    flows = {rank: with_calls(flow_of(program, rank), seen_at, region) for rank in range(3)}
+    assert flows[1].call_of(region, 5) == (seen_at, 5)
+    assert flows[1].call_of("backward", 5) is None and flows[1].call_of(region, 99) is None
+    groups = (RankGroup(ranks=(0, 2)), RankGroup(ranks=(1,)))
+    compiled = Divergence(
+        layer=Layer.GRAPH, cls=DivergenceClass.CONTENT, domain="tp", where="", title="one", cause=Cause.PYTHON_VALUE,
+        groups=groups, frame=region, step=5,
+    )  # fmt: skip
+    red = verdict(Cause.PYTHON_VALUE, (1,), is_rank_known=True)
+    red = red.model_copy(update={"world_size": 3, "divergences": (compiled,)})
+    found = with_branch(red, flows, READABLE)
+    assert found.lead is not None and found.lead.line is not None
+    assert found.lead.line.code == "if not prompt:  # parts"
+    at_the_end = red.model_copy(update={"divergences": (compiled.model_copy(update={"step": None}),)})
     assert with_branch(at_the_end, flows, READABLE).lead == at_the_end.lead, "the negative control"
 
 

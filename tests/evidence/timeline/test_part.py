@@ -18,6 +18,7 @@ from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.findings import Parted
 from tpcompile.evidence.timeline import branch_past, given, own_way, pair, part, reasons, source, values, walk
 from tpcompile.evidence.timeline.conclude import side_text
+from tpcompile.evidence.timeline.depends import Dependence
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import LINE_BITS, WATCHED, Code, Flow, Kind, pack, until
 from tpcompile.evidence.timeline.own_branch import left_own_part, left_own_pass, left_own_way
@@ -511,6 +512,18 @@ def test_what_a_generator_yields_first_was_made_by_its_lines() -> None:
     found = parted({rank: first_pass(flow) for rank, flow in flows.items()}, {programs.__file__}, ["flat"])
     assert found is not None
     assert source_line(found.line.line).strip().endswith("# parts")
+
+
+def test_what_a_loop_takes_from_a_generator_was_made_where_that_yields_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    flows = {rank: flow_of(programs.a_copy_of_a_file_has_a_shorter_line, rank) for rank in (0, 1)}
+    found = parted(flows, {programs.__file__}, ["line"])
+    assert found is not None and source_line(found.line.line).strip().endswith("# yields")
+    assert all(" yields " in side_text(side) for side in found.sides)
+    pursued = Dependence._is_pursued
+    without = lambda self, key, *, given_by=None, yielded_by=None: pursued(self, key, given_by=given_by)  # noqa: E731
+    monkeypatch.setattr(Dependence, "_is_pursued", without)  # the negative control
+    found = parted(flows, {programs.__file__}, ["line"])
+    assert found is not None and source_line(found.line.line).strip().startswith("for line in")
 
 
 def first_pass(flow: Flow) -> Flow:

@@ -118,7 +118,7 @@ class Dependence:
                 keys = [(index, name) for name in self.assigned(step) & self.wanted]
                 if line is not None and (line, code) not in yielding:  # the last line before the generator's value
                     yielding.add((line, code))
-                    if self._takes(line, calling, returning):
+                    if self._takes(line, calling, returning, yielded_by=index):
                         returning.add(code)
                 if code in returning:
                     returning.discard(code)
@@ -142,22 +142,24 @@ class Dependence:
         at = bisect_right(self.forks, index, key=lambda fork: fork.starts[0])
         return {fork.starts[0]: fork for fork in self.forks[at - 1 : at] if index < fork.ends[0]}
 
-    def _takes(self, line: int, calling: Collection[int], returning: Collection[int]) -> bool:
+    def _takes(
+        self, line: int, calling: Collection[int], returning: Collection[int], yielded_by: int | None = None
+    ) -> bool:
         """True for a line whose value is looked for: what the functions that it called return is a part of it."""
         given = [(line, name) for name in self.assigned(self.steps[line]) & self.wanted]
         if place_of(self.steps[line])[0] in returning:  # it returns what is looked for
             given.append((line, ""))
-        return line in calling or any([self._is_pursued(key) for key in given])
+        return line in calling or any([self._is_pursued(key, yielded_by=yielded_by) for key in given])
 
     @property
     def _known(self) -> Mapping[tuple[int, str], Unlike | None]:
         return self.compared.found
 
-    def _is_pursued(self, key: tuple[int, str], given_by: int | None = None) -> bool:
+    def _is_pursued(self, key: tuple[int, str], *, given_by: int | None = None, yielded_by: int | None = None) -> bool:
         """False where the value is equal on both ranks, or differs by habit: what it was made of is no reason."""
         is_reason = self.compared.is_reason(key)
         unlike = self._known.get(key)
         if is_reason and unlike is not None:
-            given_at = place_of(self.steps[given_by]) if given_by is not None else None
-            self.reasons.append(unlike._replace(given_at=given_at))
+            given_at, yielded_at = (None if by is None else place_of(self.steps[by]) for by in (given_by, yielded_by))
+            self.reasons.append(unlike._replace(given_at=given_at, yielded_at=yielded_at))
         return is_reason is not False

@@ -275,6 +275,8 @@ def _set_text(name: str, value: str, *, is_passed: bool = False) -> str:
 
 def _says(origin: Unlike, text: str) -> str:
     """What a rank gave the variable, or how long the list is that it gave it."""
+    if origin.yielded_at is not None:
+        return f"yields {text or 'a value of its own'}"
     is_passed = origin.given_at is not None
     if not origin.is_length:
         return _set_text(origin.name, text, is_passed=is_passed)
@@ -319,7 +321,7 @@ def _set_apart(walks: Walks, base: int, origin: Unlike, pairs: Sequence[Pair], s
     beside = _set_beside(origin, pairs, texts)
     # A value that changed before says nothing: each parameter of a loop over them is one that was there before.
     as_before = sides.get(always.pop()) if len(always) == 1 else None
-    code, number = origin.given_at or origin.place
+    code, number = origin.given_at or origin.yielded_at or origin.place
     if walks.codes[code].file in pairs[0].reasons.readable:
         number = source.made_at(walks.codes[code].file, number)
     line = user_line(walks, code, number)

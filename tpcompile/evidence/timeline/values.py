@@ -34,6 +34,8 @@ class Unlike(NamedTuple):
     """Numbers of the floats that are shown."""
     given_at: Place | None = None
     """Line of the caller, of an argument: what the function was given was made there."""
+    yielded_at: Place | None = None
+    """Line of the generator that yielded it."""
     is_length: bool = False
     """The values are the lengths of lists: what is in them may be a rank's own all the time."""
 
