@@ -5,7 +5,7 @@ Where a step trains, these are the gradients that the optimizer is given, its st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tpcompile.gate import outputs
 from tpcompile.numerics import error_ratio
 from tpcompile.numerics.draw import drawing_alike
-from tpcompile.numerics.optimizer_step import GRADIENT, WEIGHT, Of, buffers_put_back, followed
+from tpcompile.numerics.optimizer_step import WEIGHT, Of, buffers_put_back, followed
 from tpcompile.numerics.rows import Rows, all_rows
 from tpcompile.target import Target
 
@@ -26,6 +26,8 @@ class Ran:
     returned: outputs.Outputs
     made: Mapping[Of, Tensor] = field(default_factory=dict)
     before: outputs.Outputs = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+    """Names of the parameters that an optimizer of torch has."""
 
     @property
     def trains(self) -> bool:
@@ -63,16 +65,17 @@ def run_step(target: Target, program: object, call: Callable[[], object], *, tra
         if not trains(step.has_changed):
             return Ran(returned)
         made = {of: tensor.clone() for of, tensor in step.made().items()}
-        return Ran(returned, made, step.weights_before())
+        return Ran(returned, made, step.weights_before(), step.held)
 
 
 def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: int) -> Compared:
     """Take of the reference's tensors the rows that the rank has; all ranks must call it alike.
 
-    What an optimizer of torch is given and keeps is compared where both have one: one by hand says nothing of it.
+    What optimizers of torch are given and keep of a parameter is compared where one has it in each run: one by hand
+    says nothing of it, and one of replicas may have parts of several in a parameter of its own.
     """
-    if len({_has_optimizer(ran) for ran in (*own, single)}) > 1:
-        own, single, exact = [_only_weights(ran) for ran in own], _only_weights(single), _only_weights(exact)
+    held = frozenset.intersection(*(ran.held for ran in (*own, single)))
+    own, single, exact = [_compared(ran, held) for ran in own], _compared(single, held), _compared(exact, held)
     rows = all_rows(outputs.whole(own[0].before), single.before, rank=rank, size=size)
     left_out = sorted(set(own[0].before) ^ set(single.before) | (set(own[0].before) - set(rows)))
     both = [of for of in single.made if of in exact.made and single.made[of].shape == exact.made[of].shape]
@@ -111,13 +114,9 @@ def spread_of(
     return found
 
 
-def _has_optimizer(ran: Ran) -> bool:
-    """True where a `torch.optim.Optimizer` took the step."""
-    return any(what == GRADIENT for what, _ in ran.made)
-
-
-def _only_weights(ran: Ran) -> Ran:
-    return replace(ran, made={of: tensor for of, tensor in ran.made.items() if of[0] == WEIGHT})
+def _compared(ran: Ran, held: Collection[str]) -> Ran:
+    """Weights, and the rest of those parameters that are `held`."""
+    return replace(ran, made={of: tensor for of, tensor in ran.made.items() if of[0] == WEIGHT or of[1] in held})
 
 
 def _part_of_rank(rows: Rows, parameter: torch.Size, full: Tensor, own: Tensor) -> Callable[[Tensor], Tensor] | None:

@@ -46,6 +46,12 @@ class Step:
     """`id` of a parameter or buffer -> it, and a copy of its value."""
 
     @property
+    def held(self) -> frozenset[str]:
+        """Names of the parameters that an optimizer which stepped has."""
+        groups = (group["params"] for optimizer in self.optimizers for group in optimizer.param_groups)
+        return frozenset(self.names[id(parameter)] for group in groups for parameter in group)
+
+    @property
     def has_changed(self) -> bool:
         """True where an optimizer stepped, or the call changed a parameter by itself."""
         changed = (not _is_equal(self.before[key]) for key in self.names if key in self.before)
