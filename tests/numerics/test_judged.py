@@ -131,7 +131,7 @@ def test_what_another_axis_of_the_mesh_cuts_is_a_part_and_a_sum_over_the_ranks_m
 
     def known(*axes: Axis) -> Known:
         whole = traced_call(lambda: {"x": x + 0.0}, None, size=2, axes=axes)
-        return Known.of([whole], has_axes=bool(axes))
+        return Known.of([whole], axes=[axis.size for axis in axes])
 
     own = traced_call(lambda: {"x": x[2:] + 0.0}, None)
     assert judged_by_line(own, known(Axis(2, 1)), rank=0)["aten.add"] == Judged.PART
@@ -198,3 +198,78 @@ def test_padding_of_a_part_crosses_shards(given: Judged, kind: MistakeKind) -> N
     padded = Value("aten.constant_pad_nd", (5, 8), (2.0,) * NUM_SUMS, (), None, (0,))
     found = Evidence([x, padded], [given, Judged.WRONG], Known(), [], tolerance=1e-5, rank=0, size=2)
     assert described(1, found).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("is_known", "kind", "place"), [(False, MistakeKind.LOCAL_STATISTIC, 2), (True, MistakeKind.NOT_SUMMED, 0)]
+)
+def test_a_summand_may_be_divided_but_not_by_a_count_of_the_ranks_own(
+    is_known: bool, kind: MistakeKind, place: int
+) -> None:
+    """A divisor that the reference has leaves the summand to blame."""
+    summand = Value("aten.mm", (4,), (1.0,) * NUM_SUMS, (), None)
+    mask = Value("aten.ge", (4,), (2.0,) * NUM_SUMS, (), None, is_float=False)
+    count = Value("aten.sum", (4,), (3.0,) * NUM_SUMS, (), None, (1,))
+    divided = Value("aten.div", (4,), (5.0,) * NUM_SUMS, (), None, (0, 2))
+    known = Known.of([Trace([replace(count, sources=())])] if is_known else [])
+    judged = [Judged.PARTIAL, Judged.PART, Judged.PART, Judged.WRONG]
+    found = Evidence([summand, mask, count, divided], judged, known, [], tolerance=1e-5, rank=0, size=2)
+    assert (described(3, found).kind, described(3, found).place) == (kind, place)
+
+
+@pytest.mark.parametrize(("firsts", "wanted"), [((0, 4), Judged.PART), ((4, 4), Judged.WRONG)])
+def test_places_that_begin_at_0_on_every_rank_are_right_beside_the_first_place_of_each(
+    firsts: tuple[int, int], wanted: Judged
+) -> None:
+    """Beside a number that all ranks have alike, the negative control, they are not."""
+    line = UserLine(file="model.py", line=3)
+    places = torch.arange(4.0)
+
+    def of_rank(first: int) -> list[Value]:
+        given = Value(
+            "places", (4,), fingerprint(places), (), line, moments=(3.7, 6.0, 3.0), is_float=False, is_given=True
+        )
+        own = Value("first", (), (float(first),) * NUM_SUMS, (), line, is_float=False, is_given=True)
+        return [given, own, Value("aten.add", (4,), None, (), line, (0, 1), is_float=False)]
+
+    whole = traced_call(lambda: {"x": torch.arange(8.0) + 0.0}, None, size=2).values[0]
+    known = Known.of([Trace([replace(whole, name="places", is_given=True)])])
+    ranks = [of_rank(first) for first in firsts]
+    sums = sums_over_ranks([as_text(Trace(values)) for values in ranks], rank=1)
+    assert all_judged(ranks[1], known, sums, tolerance=1e-5, rank=1, size=2).judged[0] == wanted
+
+
+@pytest.mark.parametrize(("scale", "wanted"), [(2.0, Judged.PART), (3.0, Judged.WRONG)])
+def test_a_gradient_of_the_own_mean_is_right_where_the_ranks_of_another_axis_take_the_mean(
+    scale: float, wanted: Judged
+) -> None:
+    x = torch.arange(64.0).view(4, 16).cos()
+    axes = (Axis(2, 1),)
+    whole = traced_call(lambda: {"x": x + 0.0}, None, size=2, axes=axes)
+    known = Known.of([whole], axes=[2])
+    own = traced_call(lambda: {"x": x[2:] * scale}, None).values[-1]
+    gradients = [replace(own, sources=(), in_backward=in_backward) for in_backward in (True, False)]
+    judged = [all_judged([each], known, [], tolerance=1e-5, rank=0, size=2).judged for each in gradients]
+    assert judged == [[wanted], [Judged.WRONG]], "no value of the forward pass is a multiple of the right one"
+
+
+def test_a_loop_over_ranks_makes_what_one_rank_has_nowhere_and_carries_what_one_rank_has() -> None:
+    """Two passes where one rank has one; in the end the sum that is carried is the same. A wrong one is told there."""
+    line = UserLine(file="ring.py", line=7)
+
+    def run(*numbers: float) -> list[Value]:
+        values = [Value("an input", (4,), (9.0,) * NUM_SUMS, (), None, is_given=True)]
+        total = 0.0
+        for number in numbers:
+            total += number
+            part = Value("aten.mul", (4,), (number,) * NUM_SUMS, (), line, (0,))
+            carried = Value("aten.add", (4,), (total,) * NUM_SUMS, (), line, (max(0, len(values) - 1), len(values)))
+            values += [part, carried]
+        return [*values, Value("aten.neg", (4,), (-total,) * NUM_SUMS, (), None, (len(values) - 1,))]
+
+    known = Known.of([Trace(run(6.0))])
+    found = [all_judged(run(2.0, last), known, [], tolerance=1e-5, rank=0, size=2).judged for last in (4.0, 5.0)]
+    assert found[0] == [Judged.WHOLE, *[Judged.PART] * 3, Judged.WHOLE, Judged.WHOLE]
+    assert found[1] == [Judged.WHOLE, *[Judged.PART] * 3, Judged.WRONG, Judged.WRONG]
+    alone = all_judged(run(2.0, 4.0), known, [], tolerance=1e-5, rank=0, size=3).judged
+    assert alone[1] == Judged.WRONG, "the negative control: three ranks would run it three times"

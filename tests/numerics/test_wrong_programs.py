@@ -12,19 +12,21 @@ import torch.distributed as dist
 from tests.numerics.held_out import HELD_OUT
 from tests.numerics.held_out_second import SECOND
 from tests.numerics.other_forms import OTHER_FORMS
+from tests.numerics.over_places import OVER_PLACES
 from tests.numerics.silent_bugs import SILENT
 from tests.numerics.wrong_programs import Case
 from tpcompile.evidence.records import WrongOp
 from tpcompile.numerics.check import check_numerics
 from tpcompile.testing import run_on_ranks
 
-CASES = {case.name: case for case in (*SILENT, *HELD_OUT, *SECOND, *OTHER_FORMS)}
+CASES = {case.name: case for case in (*SILENT, *HELD_OUT, *SECOND, *OTHER_FORMS, *OVER_PLACES)}
 BESIDE = {
     "detached_entry": "the branch whose gradient is cut begins one line above",
     "keys_of_the_other_heads": "the part is taken one line above its use",
+    "loss_of_shared_scores": "the gradient of what is used there is summed by the collective one line above",
 }
 """Programs for which a line beside the marked one is named."""
-OTHER_KIND = {"rows_of_the_next_rank", "token_shift_across_the_border"}
+OTHER_KIND = {"rows_of_the_next_rank", "token_shift_across_the_border", "output_that_does_not_fade"}
 """Programs whose kind is not told."""
 pytestmark = pytest.mark.long
 

@@ -51,11 +51,12 @@ def late(place: int, found: Evidence) -> dict[str, Any]:
 
 
 def _begun(place: int, found: Evidence) -> tuple[int, Right] | None:
-    """The first op behind it that made something else than the reference's did at that time, and that one.
+    """The first update in place behind it that made something else than the reference's did then, and that one.
 
     It may be right by itself: as what the reference has at another time.
     """
-    for at in sorted(all_behind(found.values[place].sources, found.values)):
+    made = all_behind(found.values[place].sources, found.values)
+    for at in sorted(at for at in made if found.values[at].name.endswith(_IN_PLACE)):
         same = [right for right in _same_ops(at, found) if _is_same_time(at, right, found, counts_differ=False)]
         numbers = found.values[at].tensor
         if same and numbers is not None and not any(is_near(numbers, one.tensor, found.tolerance) for one in same):

@@ -19,6 +19,8 @@ from tpcompile.numerics import drawn
 
 _FOLLOWING = {Path(__file__).parent, *(Path(__file__).parents[1] / name for name in ("gate", "typecheck"))}
 """Folders of the code around a run."""
+_ENGINE = "_engine_run_backward"
+"""What torch calls the engine of autograd in: frames outside of it are not those of the backward pass."""
 _MOST_CALLERS = 6
 _DEEP = 8
 """Frames in which a mode that is inside of this one is looked for: torch has some between the two."""
@@ -31,6 +33,16 @@ def caller() -> FrameType:
         if one.f_code.co_filename == drawn.__file__ and one.f_back is not None:
             frame = one.f_back
     return frame
+
+
+def is_by_hand(frame: FrameType) -> bool:
+    """True for an op of a backward pass that the program's own code runs: of an autograd function, or a hook."""
+    for one, _ in traceback.walk_stack(frame):
+        if one.f_code.co_name == _ENGINE:
+            return False
+        if not is_library_file(one.f_code.co_filename):
+            return True
+    return False
 
 
 @functools.cache

@@ -101,12 +101,12 @@ class Known:
     """Shapes of these values and parts that are floats: a float has a counterpart in no index."""
     padded: Collection[int] = ()
     """Lengths of dims of which this rank's last places are padding: what it has there, the reference has nowhere."""
-    has_axes: bool = False
-    """Parts along other axes of the mesh are among those of each rank."""
+    axes: Sequence[int] = ()
+    """Ranks along each other axis of the mesh, whose parts are among those of each rank."""
     counts: dict[OpAtLine, set[int]] = field(default_factory=dict)
     """How many times each trace that runs an op on a line runs it."""
     lines: set[UserLine] = field(default_factory=set)
-    """Those on which the reference runs an op."""
+    """Those on which the reference runs an op, and those that call them."""
     _rows: dict[tuple[Shape, int], Tensor] = field(default_factory=dict)
     _moments: dict[Shape, Tensor] = field(default_factory=dict)
 
@@ -117,12 +117,13 @@ class Known:
         *,
         twin: Trace | None = None,
         padded: Collection[int] = (),
-        has_axes: bool = False,
+        axes: Sequence[int] = (),
     ) -> Known:
         """All values of these traces, and of the program as it is for one rank."""
         traces = list(traces)
-        known = cls(padded=padded, has_axes=has_axes)
-        known.lines = {value.line for trace in traces for value in trace.values if value.line is not None}
+        known = cls(padded=padded, axes=axes)
+        ran = (value for trace in traces for value in trace.values if value.line is not None)
+        known.lines = {line for value in ran for line in (value.line, *value.callers) if line is not None}
         traces += [] if twin is None else [twin]
         for trace in traces:
             for op, count in counted(trace.values).items():

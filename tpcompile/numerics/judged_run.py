@@ -196,15 +196,15 @@ class Evidence:
         uses = [value for value in self.values[place + 1 :] if place in value.sources]
         return bool(uses) and all(value.name in SUMS_OVER_RANKS for value in uses)
 
-    def is_summed_later(self, place: int) -> bool:
-        """True where a sum over the ranks is made of this value, or of what linear ops and powers made of it."""
+    def summed_later(self, place: int) -> int | None:
+        """The sum over the ranks that is made of this value, or of what linear ops and powers made of it."""
         reached = {place}
         for number in range(place + 1, len(self.values)):
             value = self.values[number]
             if reached.isdisjoint(value.sources):
                 continue
             if value.name in SUMS_OVER_RANKS:
-                return True
+                return number
             if value.name in LINEAR or value.name in POWERS:
                 reached.add(number)
-        return False
+        return None

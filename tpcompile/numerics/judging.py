@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from tpcompile.numerics.fingerprints import Fingerprint, Shape
 from tpcompile.numerics.judged import (
     LOOKUPS,
     Judged,
@@ -33,6 +34,7 @@ from tpcompile.numerics.op_names import (
     NO_VALUES,
     PUTS_TOGETHER,
     SAME_VALUES,
+    SUMS_OVER_RANKS,
     TAKES_APART,
     may_move,
 )
@@ -85,6 +87,8 @@ class _Run:
     """Places of what look-ups of the forward pass returned, and of views of it."""
     wrongly_masked: set[int] = field(default_factory=set)
     """Places of what wrong masks made, and of views of it."""
+    mean_over: int = 0
+    """Ranks of another axis of the mesh of whose own means the mean is taken; 1 for none, 0 where it is not known."""
     own_order: set[int] = field(default_factory=set)
     """Places of what the program holds in an order of its own."""
     of_part: set[int] = field(default_factory=set)
@@ -130,6 +134,10 @@ class _Run:
         if known.is_among(value.tensor, shape, -1, tolerance):
             return Judged.WHOLE
         if known.is_among(value.tensor, shape, self.rank, tolerance):
+            is_made_of_part = any(self.judged[source] == Judged.PART for source in value.sources)
+            self.mean_over = self.mean_over or (1 if value.in_backward and is_made_of_part else 0)
+            return Judged.PART
+        if value.in_backward and self._is_of_mean(value.tensor, shape, tolerance):
             return Judged.PART
         if total is not None and self.size > 1 and value.is_float:  # masks of the ranks add up to one of ones
             summand = self._as_summand(total, value, tolerance)
@@ -139,14 +147,25 @@ class _Run:
         is_wrong = value.is_float or self._are_other_places(place, total, tolerance)
         return Judged.WRONG if is_wrong and not is_padded else None
 
+    def _is_of_mean(self, numbers: Fingerprint, shape: Shape, tolerance: float) -> bool:
+        """True for a gradient of the mean over this rank's samples, of which the ranks of another axis take the mean.
+
+        The first gradient of a part shows whether a program does so.
+        """
+        sizes = self.known.axes if self.mean_over == 0 else [size for size in self.known.axes if size == self.mean_over]
+        scaled = [size for size in sizes if self.known.is_among(times(numbers, 1 / size), shape, self.rank, tolerance)]
+        self.mean_over = scaled[0] if scaled else self.mean_over
+        return bool(scaled)
+
     def _as_summand(self, total: Total, value: Value, tolerance: float) -> Judged | None:
         """How a value is right together with those of the other ranks; None where it is not."""
         shape, known = value.shape, self.known
-        wholes = (-1, self.rank) if known.has_axes else (-1,)
+        wholes = (-1, self.rank) if known.axes else (-1,)
         sums = ((total.sum, self.size), *total.elsewhere)
         if any(known.is_among(summed, shape, of, tolerance) for summed, _ in sums for of in wholes):
             return Judged.PARTIAL
-        if any(known.is_among(times(summed, 1 / size), shape, -1, tolerance) for summed, size in sums):
+        means = (times(summed, 1 / number) for summed, size in sums for number in {size, *known.axes})
+        if any(known.is_among(mean, shape, of, tolerance) for mean in means for of in wholes):
             return Judged.AVERAGED
         numbers = known.whole.get(shape, []) if math.prod(shape) == 1 else []
         return Judged.NORM if any(_is_norm(total, right, tolerance) for right in numbers) else None
@@ -172,7 +191,8 @@ class _Run:
         Where it runs once for each rank, what it carries from one pass to the next is in the end what one rank has.
         """
         value = self.values[place]
-        only_moves = value.name in PUTS_TOGETHER | SAME_VALUES or _is_brought(value)
+        is_gathered = _is_brought(value) and value.name not in SUMS_OVER_RANKS
+        only_moves = value.name in PUTS_TOGETHER | SAME_VALUES or is_gathered
         if only_moves and value.sources and all(map(self._is_in_own_loop, value.sources)):
             return True
         return self._is_counted_otherwise(place) and not self._is_carried_over_ranks(place)
@@ -235,7 +255,8 @@ class _Run:
 
     def _is_of_brought(self, place: int) -> bool:
         """True for pieces, or views, of what a collective brought."""
-        made_of = [source for source in self.values[place].sources if self.values[source].name in SAME_VALUES]
+        moves = SAME_VALUES | PUTS_TOGETHER  # what is gathered along a dim but the first is put together
+        made_of = [source for source in self.values[place].sources if self.values[source].name in moves]
         brought = any(_is_brought(self.values[source]) for source in self.values[place].sources)
         return brought or any(map(self._is_of_brought, made_of))
 

@@ -140,11 +140,12 @@ def _other_term(place: int, values: Sequence[Value]) -> Value | None:
 def _counted_per_rank(place: int, found: Evidence) -> Fields:
     """A whole value, or a number, added to a summand or to a product of two shards, ahead of the sum over the ranks."""
     value = found.values[place]
-    is_sum = value.name in ADDS and bool(found.given(place, *SUMMANDS))
+    is_sum = value.name in ADDS | ACCUMULATES and bool(found.given(place, *SUMMANDS))
     has_whole = bool(found.given(place, Judged.WHOLE))
     is_product = value.name in ADDS_TO_PRODUCT and has_whole and len(found.given(place, Judged.PART)) >= 2
     is_square = value.name in SQUARES and found.is_made_of_both(place)
-    if not (is_sum or is_product or is_square) or not found.is_summed_later(place):
+    summed = found.summed_later(place)
+    if not (is_sum or is_product or is_square) or summed is None:
         return {}
     counted = value.sources if is_square else found.given(place, Judged.WHOLE)
     made_of = behind(counted, found.values, found.judged, set(Judged))
@@ -153,7 +154,7 @@ def _counted_per_rank(place: int, found: Evidence) -> Fields:
         "kind": MistakeKind.PER_RANK,
         "of": f"a replicated {'gradient' if is_gradient else 'value'}",
         "wanted": None,
-    }
+    } | ({"line": found.values[summed].line} if value.in_backward else {})  # autograd adds: no line of its own
 
 
 def _times_ranks(place: int, found: Evidence) -> Fields:
@@ -180,7 +181,7 @@ def _not_summed(place: int, found: Evidence) -> Fields:
     shares = [_one_of_ranks(each, found) for each in found.made_of_no_summand(summands)]
     if all(shares):  # else a replicated term is a share of a sum that is not made
         return shares[0] | {"place": divided}
-    if value.in_backward:
+    if value.in_backward and not value.is_by_hand:
         return _gradient_not_summed(place, divided, found)
     if value.name in STATISTICS:
         return {"kind": MistakeKind.LOCAL_STATISTIC, "place": divided}
@@ -191,7 +192,7 @@ def _not_summed(place: int, found: Evidence) -> Fields:
 def _wrong_group(place: int, found: Evidence) -> Fields:
     """A sum over ranks of what is right as the sum over all of them, and that is not that sum."""
     value = found.values[place]
-    if value.name not in SUMS_OVER_RANKS or not found.given(place, Judged.PARTIAL):
+    if value.name not in SUMS_OVER_RANKS or not found.given(place, Judged.PARTIAL, Judged.AVERAGED):
         return {}
     return {} if _one_of_ranks(place, found) else {"kind": MistakeKind.WRONG_GROUP}
 
@@ -272,7 +273,7 @@ def _local_statistic(place: int, found: Evidence) -> Fields:
 def _whole_among_parts(place: int, found: Evidence) -> Fields:
     """What is summed over the ranks was made of a whole value that each rank has put together with its part."""
     made_of = all_behind([place], found.values)
-    both = [at for at in made_of if found.is_of_both(at)] if found.is_summed_later(place) else []
+    both = [at for at in made_of if found.is_of_both(at)] if found.summed_later(place) is not None else []
     return {"kind": MistakeKind.PER_RANK, "place": max(both), "of": "a replicated value"} if both else {}
 
 

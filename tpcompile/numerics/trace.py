@@ -45,6 +45,8 @@ class Value:
     forward: int | None = None
     """Place of the op whose gradient it makes in a backward pass, where that is known."""
     in_backward: bool = False
+    is_by_hand: bool = False
+    """Of a backward pass: the program's own code runs it, and the line is that one."""
     callers: tuple[UserLine, ...] = ()
     """Lines of the user's that called this one, innermost first."""
     is_late: bool = False

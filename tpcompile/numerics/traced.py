@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.text.lines import line_of_frame
-from tpcompile.numerics.callers import caller, callers, follows_run
+from tpcompile.numerics.callers import caller, callers, follows_run, is_by_hand
 from tpcompile.numerics.fingerprints import Part, Summary, fingerprint, summary
 from tpcompile.numerics.op_names import IN_SOME_RUNS, WRITTEN_UNSAID
 from tpcompile.numerics.optimizer_step import plain_name
@@ -110,6 +110,7 @@ class _Op:
     is_given: bool = False
     forward: int | None = None
     in_backward: bool = False
+    is_by_hand: bool = False
     is_late: bool = False
     callers: tuple[UserLine, ...] = ()
     numbers: tuple[float, ...] = ()
@@ -173,7 +174,7 @@ class _Tracing(TorchDispatchMode):
         given = list(_tensors((args, kwargs)))
         name = func._schema.name.replace("::", ".")
         op = self._op(name, self._line_of_caller(name))
-        if not op.in_backward:
+        if op.is_by_hand or not op.in_backward:
             op = replace(op, callers=callers(), numbers=_numbers(args))
         sources = tuple(self._place_in(tensor, op) for tensor in given)
         if func._schema.is_mutable:  # it may write into what a collective has written
@@ -235,17 +236,22 @@ class _Tracing(TorchDispatchMode):
         return (changed, *others) if isinstance(out, tuple) else changed
 
     def _op(self, name: str, line: UserLine | None) -> _Op:
-        """The op with the line of its forward op in a backward pass; the node of a copy has no op, but its user has."""
+        """The op with the line of its forward op in a backward pass; the node of a copy has no op, but its user has.
+
+        Of a backward pass that is written by hand it has its own line.
+        """
         number = backward_number()
         is_recomputed = torch.is_grad_enabled()  # by activation checkpointing; else backward passes run without
         if number is None or is_recomputed:
             return _Op(name, line)
+        by_hand = is_by_hand(caller())
         later = [known for known in self._forward_of if known >= number]
         if not later:
-            return _Op(name, line, in_backward=True)
+            return _Op(name, line, in_backward=True, is_by_hand=by_hand)
         place = self._forward_of[min(later)]
         forward = self.trace.values[place]
-        return _Op(name, forward.line, callers=forward.callers, forward=place, in_backward=True)
+        own = line if by_hand else forward.line
+        return _Op(name, own, callers=forward.callers, forward=place, in_backward=True, is_by_hand=by_hand)
 
     def _line_of_caller(self, name: str) -> UserLine | None:
         """The line that runs the op; None where that is the code which follows the run."""
@@ -281,6 +287,7 @@ class _Tracing(TorchDispatchMode):
             module=module,
             forward=op.forward,
             in_backward=op.in_backward,
+            is_by_hand=op.is_by_hand,
             is_late=op.is_late,
             callers=op.callers,
             node=None if op.in_backward else forward_number(),

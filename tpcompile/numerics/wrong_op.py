@@ -108,7 +108,7 @@ def wrong_op_of(
     with on_one_rank() as own:
         twin = None if own is None else _twin(own, singles[-1], cuts=unequal, axes=axes, dtype=dtype, size=size)
     padded = {len(cut.index) for cut in unequal if cut.has_padding}
-    known = Known.of(singles, twin=twin, padded=padded, has_axes=bool(axes))
+    known = Known.of(singles, twin=twin, padded=padded, axes=[axis.size for axis in axes])
     starts = [[trace.results[name] for name in wrong if name in trace.results]]
     gradients = of_gradients(trace.values)
     forward = {name: at for name, at in trace.results.items() if at not in gradients}

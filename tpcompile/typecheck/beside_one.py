@@ -237,7 +237,7 @@ class _Search:
         _, reference = traced_run(program, grads=grads, size=size, cuts=cuts)
         return cls(beside.traces[rank], Known.of([reference]), sums_over_ranks(beside.texts, rank=rank), rows)
 
-    def judged(self, size: int) -> list[Judged]:
+    def judged(self, size: int) -> Sequence[Judged]:
         """How each value of rank 0 is right."""
         return all_judged(
             self.trace.values, self.known, self.sums, tolerance=tolerance_of(torch.float64), rank=0, size=size,
