@@ -26,6 +26,7 @@ wrong_compiled.py    eager is right, compiled is wrong: the layer, the op, the k
 beside_eager.py      each compiled graph of a call beside its eager values
 smallest.py          the fewest nodes of a graph that are wrong where they are compiled
 repro.py             a file of torch alone that shows it
+apart.py             rows of it for an op whose inputs are right, but do not go together
 beside_reference.py  rows of it that compare what an op was given with what the reference's was given
 op_names.py          ops of torch by what they do to values
 optimizer_step.py    gradients, optimizer state and weights of a train step, by parameter; then all is put back

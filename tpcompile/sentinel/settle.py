@@ -48,10 +48,8 @@ Kernels = Literal["warn", "stop"]
 """What to do when ranks run different kernels for one graph, as autotuning chose them."""
 _EXCHANGE_S = 20.0
 """For the digests of ranks that are alive: on a loaded host one that compiles took more than 4 s to answer."""
-_COME_S = 10.0
-"""How long a rank may take to come to the collective that others have issued."""
-_PUBLISH_S, _WRITTEN_S = 5.0, 2.0
-"""How long the ranks wait for the report of the judge, and the judge for theirs."""
+_PUBLISH_S, _WRITTEN_S, _COME_S = 5.0, 2.0, 10.0
+"""How long the ranks wait for the report of the judge, the judge for theirs, and for one that is behind the others."""
 _OWN_EXCEPTION = (Cause.RAISED, Cause.COMPILE_FAILED)
 """Causes of which torchrun's report has the traceback."""
 
