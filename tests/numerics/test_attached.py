@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tpcompile.numerics.attached import Cut, attached, cuts_of
+from tpcompile.numerics.optimizer_step import followed
 
 
 def cut_thrice(x: Tensor) -> Tensor:
@@ -47,4 +48,13 @@ def test_what_an_optimizer_does_without_gradients_is_no_cut() -> None:
     found: list[Cut] = []
     with cuts_of(found):
         optimizer.step()
+    assert found == []
+
+
+def test_what_follows_the_run_cuts_nothing_of_the_program() -> None:
+    """It keeps the weights as they were before a step; without that the step's own values would stand there."""
+    module = torch.nn.Linear(2, 2)
+    found: list[Cut] = []
+    with cuts_of(found), followed(module) as step:
+        step.made()
     assert found == []

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.evidence.text.lines import is_library_file, line_of_frame
+from tpcompile.numerics.callers import follows_run
 from tpcompile.torch_api.dispatch import SET_GRAD_ENABLED
 
 _DETACHED = {
@@ -55,12 +56,13 @@ class _Cuts(TorchFunctionMode):
 
 
 def _cut(what: str) -> Cut | None:
-    """The user's line that does so; None where a library does, as optimizers do, and where gradients are off anyway."""
+    """The user's line that does so; None where a library or what follows the run does, and where gradients are off."""
     if not torch.is_grad_enabled():
         return None
     frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(2)))
     caller = next(frame for frame in frames if not frame.f_code.co_filename.endswith(_OF_TORCH))
-    return None if is_library_file(caller.f_code.co_filename) else Cut(what, line_of_frame(caller))
+    file = caller.f_code.co_filename
+    return None if is_library_file(file) or follows_run(file) else Cut(what, line_of_frame(caller))
 
 
 @contextmanager
