@@ -454,6 +454,22 @@ def test_a_message_of_which_both_ends_are_posted_holds_nobody(num_sent: int) -> 
     assert (found is None) == (num_sent == 3)
 
 
+@pytest.mark.parametrize(("tag", "is_found"), [(1, True), (2, False)])
+def test_a_message_with_another_tag_ends_no_wait(tag: int, is_found: bool) -> None:
+    """Rank 1 waits for a header, with tag 1, of which rank 0 has sent one; it sends data, of which it sent many."""
+    headers = [Message(op="send", peer=1, number=1, tag=1, number_of_tag=1)]
+    data = [Message(op="send", peer=1, number=number, tag=2, number_of_tag=number - 1) for number in range(2, 6)]
+    sends = PointToPoint(op="send", peer=1, number=5, tag=2, number_of_tag=4)
+    receives = PointToPoint(op="recv", peer=0, number=5, tag=tag, number_of_tag=2 if tag == 1 else 4)
+    received = [Message(op="recv", peer=0, number=number, tag=2, number_of_tag=number - 1) for number in range(2, 5)]
+    ends = [Message(op="recv", peer=0, number=5, tag=tag, number_of_tag=receives.number_of_tag)]
+    first = state(0, p2p=sends, messages=(*headers, *data), blocked=True)
+    second = state(1, p2p=receives, messages=(*received, *ends), blocked=True)
+    found = stuck(by_rank(first, second))
+    assert (found is not None) == is_found
+    assert found is None or ("with tag 1" in found.observed and "with tag 2" in found.observed)
+
+
 @pytest.mark.parametrize("is_queued", [False, True])
 def test_a_message_that_is_queued_on_a_gpu_behind_one_in_flight_ends_no_wait(is_queued: bool) -> None:
     """Both ranks receive first; rank 1 has queued its send behind that."""

@@ -58,6 +58,22 @@ def test_messages_are_recorded_with_number_content_and_stack_until_they_are_remo
     assert sender["batches"] == [True] * 4 + [False]
 
 
+def _posts_with_tags() -> list[tuple[int, int, int]]:
+    messages = Messages()
+    messages.install()
+    for tag in (1, 2, 2):
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(3), 1, tag=tag)
+        else:
+            dist.recv(torch.ones(3), 0, tag=tag)
+    messages.remove()
+    return [(one.number, one.tag, one.number_of_tag) for one in flight.messages(messages.posted())]
+
+
+def test_messages_are_counted_by_the_tag_that_gloo_takes_them_by() -> None:
+    assert run_on_ranks(_posts_with_tags, timeout_s=60) == [[(1, 1, 1), (2, 2, 1), (3, 2, 2)]] * 2
+
+
 def _posts_what_cannot_be_read() -> int:
     messages = Messages()
     messages._keep = None  # type: ignore[method-assign, assignment]

@@ -77,6 +77,8 @@ def messages(posted: Sequence[Posted], waits_in: PointToPoint | None = None) -> 
             op=one.op,
             peer=one.peer,
             number=one.number,
+            tag=one.tag,
+            number_of_tag=one.number_of_tag,
             content={"elements": str(one.num_elements), "dtypes": one.dtypes},
             age_s=max(0.0, (now_ns - one.at_ns) / 1e9),
             stack=_posted_at(one),
@@ -113,17 +115,23 @@ def point_to_point(
     called = watching.point_to_point(frame)
     waited = [one for one in posted if not one.has_ended]
     if called is not None:
-        number = first(one.number for one in waited if (one.op, one.peer) == called) or 0
-        return PointToPoint(op=called[0], peer=called[1], line=last(user_stack(frame)), number=number)
+        called_one = first(one for one in waited if (one.op, one.peer) == called)
+        return _waited(called_one, op=called[0], peer=called[1], line=last(user_stack(frame)))
     if not is_held:
         return None
     if waited and watching.waits_for_work(frame):
         # `dist.irecv(x, 0).wait()`: sends that nobody has waited for yet may be older
         here = last(user_stack(frame))
         one = last([one for one in waited if here is not None and last(_posted_at(one)) == here]) or waited[0]
-        return PointToPoint(op=one.op, peer=one.peer, line=last(_posted_at(one)), number=one.number)
+        return _waited(one, op=one.op, peer=one.peer, line=last(_posted_at(one)))
     in_flight = list(filter(None, map(_p2p_in_flight, _recorded_entries())))
     return _numbered(in_flight, posted) if in_flight else None
+
+
+def _waited(posted: Posted | None, **fields: Any) -> PointToPoint:
+    if posted is not None:
+        fields |= {"number": posted.number, "tag": posted.tag, "number_of_tag": posted.number_of_tag}
+    return PointToPoint(**fields)
 
 
 def has_message_in_flight(*, for_s: float) -> bool:

@@ -210,6 +210,10 @@ class Message(Frozen):
     """Global rank."""
     number: Number
     """Its number among the messages of this op with this peer, from 1."""
+    tag: int = 0
+    """What gloo takes messages by."""
+    number_of_tag: Number = 0
+    """Its number among those with this tag, from 1; 0 where it is not known."""
     content: dict[str, str] = {}
     """Elements and dtypes, equal on both ends."""
     age_s: Seconds = 0.0
@@ -228,9 +232,12 @@ class PointToPoint(Frozen):
     line: UserLine | None = None
     number: Number = 0
     """That of the message, where it was recorded."""
+    tag: int = 0
+    number_of_tag: Number = 0
 
     def __str__(self) -> str:
-        return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{at(self.line)}"
+        tag = f" with tag {self.tag}" if self.tag else ""
+        return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{tag}{at(self.line)}"
 
 
 _TOWARDS = {"send": "to", "recv": "from"}

@@ -130,10 +130,11 @@ class Situation:
         p2p = state.p2p
         if p2p is None or p2p.number == 0:
             return False
-        wanted = ("recv" if p2p.op == "send" else "send", state.rank)
+        wanted = ("recv" if p2p.op == "send" else "send", state.rank, p2p.tag)
         messages = self.now[p2p.peer].messages
-        posted = [one.number for one in messages if (one.op, one.peer) == wanted and not one.is_queued]
-        return max(posted, default=0) >= p2p.number
+        ends = [one for one in messages if (one.op, one.peer, one.tag) == wanted and not one.is_queued]
+        posted = max((one.number_of_tag or one.number for one in ends), default=0)
+        return posted >= (p2p.number_of_tag or p2p.number)
 
     def _is_calling(self, state: RankState) -> bool:
         if state.p2p is not None:

@@ -52,6 +52,10 @@ class Posted:
     """Code and line of all frames, innermost first."""
     work: Any = None
     """torch's handle; None where it would keep memory of a GPU alive."""
+    tag: int = 0
+    """What gloo takes messages by; 0 on a GPU, where NCCL knows none."""
+    number_of_tag: int = 0
+    """Position among those with this tag, from 1; 0 where it is not known."""
 
     @property
     def is_on_gpu(self) -> bool:
@@ -74,7 +78,7 @@ class Messages:
 
     def __init__(self) -> None:
         self._posted: deque[Posted] = deque(maxlen=_KEPT)
-        self._counts: dict[tuple[str, int], int] = {}
+        self._counts: dict[tuple[str | int, ...], int] = {}
         self._library: Any = None
 
     def install(self) -> None:
@@ -99,7 +103,8 @@ class Messages:
         def post(keyset: Any, tensors: Sequence[Tensor], group: Any, peer: int, *rest: Any) -> Any:
             posted = None
             with suppress(Exception):  # what only watches must not stop a message
-                posted = self._keep(_OPS[name], tensors, group, peer)  # first: a backend may wait for a connection
+                # First: a backend may wait for a connection.
+                posted = self._keep(_OPS[name], tensors, group, peer, *rest[:1])
             work = op.redispatch(keyset & below, tensors, group, peer, *rest)
             with suppress(Exception):
                 if posted is not None and all(tensor.device.type == "cpu" for tensor in tensors):
@@ -108,14 +113,18 @@ class Messages:
 
         return post
 
-    def _keep(self, op: Literal["send", "recv"], tensors: Sequence[Tensor], group: Any, peer: int) -> Posted:
+    def _keep(
+        self, op: Literal["send", "recv"], tensors: Sequence[Tensor], group: Any, peer: int, tag: int = 0
+    ) -> Posted:
         ranks = dist.get_process_group_ranks(_c10d.ProcessGroup.unbox(group))
         target = ranks[peer]
-        number = self._counts[op, target] = self._counts.get((op, target), 0) + 1
+        tag = int(tag) if all(tensor.device.type == "cpu" for tensor in tensors) else 0
         posted = Posted(
             op=op,
             peer=target,
-            number=number,
+            number=self._counted(op, target),
+            number_of_tag=self._counted(op, target, tag),
+            tag=tag,
             num_elements=sum(tensor.numel() for tensor in tensors),
             dtypes=",".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors),
             at_ns=time.time_ns(),
@@ -123,3 +132,7 @@ class Messages:
         )
         self._posted.append(posted)
         return posted
+
+    def _counted(self, *of: str | int) -> int:
+        self._counts[of] = self._counts.get(of, 0) + 1
+        return self._counts[of]
