@@ -27,14 +27,9 @@ def other_places(place: int, found: Evidence) -> dict[str, Any]:
     parts = [source for source in found.given(place, Judged.PART) if source not in own]
     if found.values[place].name not in _BY_PLACE or not own or not parts:
         return {}
-    begun = find(parts[:1], lambda _: True)
-    while begun is not None:
-        earlier = [source for source in found.given(begun, Judged.PART) if source not in found.own_order]
-        if not earlier:
-            break
+    begun = parts[0]
+    while earlier := [source for source in found.given(begun, Judged.PART) if source not in found.own_order]:
         begun = earlier[0]
-    if begun is None:
-        return {}
     value = found.values[begun]
     return {
         "kind": MistakeKind.OTHER_PART,

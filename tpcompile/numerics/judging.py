@@ -91,6 +91,10 @@ class _Run:
     """Ranks of another axis of the mesh of whose own means the mean is taken; 1 for none, 0 where it is not known."""
     own_order: set[int] = field(default_factory=set)
     """Places of what the program holds in an order of its own."""
+    brought: set[int] = field(default_factory=set)
+    """Places of what collectives brought, and of views and pieces of it."""
+    in_own_loop: set[int] = field(default_factory=set)
+    """Places of what a loop makes that runs another number of times on one rank, and of all of it put together."""
     of_part: set[int] = field(default_factory=set)
     """Places of what a loop over this rank's part made: on one rank it runs more often."""
     of_others: set[int] = field(default_factory=set)
@@ -106,6 +110,7 @@ class _Run:
     def judged_by_numbers(self, place: int) -> Judged | None:
         """How the next value is right; None where the reference has nothing to compare it with."""
         value = self.values[place]
+        self._follow(place)
         is_view = value.name in SAME_VALUES and not self.looked_up.isdisjoint(value.sources)
         if (value.name in LOOKUPS or is_view) and not value.in_backward:
             self.looked_up.add(place)
@@ -120,7 +125,7 @@ class _Run:
         if found == Judged.WRONG and self._is_none_that_is_wrong(place, total, allowed):
             found = None
         is_made_place = not (value.is_float or value.is_given) and value.tensor is not None
-        is_made_place = is_made_place and not self._is_in_own_loop(place)
+        is_made_place = is_made_place and place not in self.in_own_loop
         if found is None and is_made_place and self.known.is_unlike_own(value, self.values, self.rank, allowed):
             return (total and self._as_summand(total, value, allowed)) or Judged.WRONG
         return found
@@ -183,31 +188,32 @@ class _Run:
     def _is_none_that_is_wrong(self, place: int, total: Total | None, tolerance: float) -> bool:
         """True where it does not matter that the reference has no equal."""
         is_excused = place in self.looked_up or self._is_row_of_part(place) or self._is_of_others(place, tolerance)
-        return is_excused or self._is_in_own_loop(place) or self._is_in_own_order(place, total, tolerance)
+        return is_excused or place in self.in_own_loop or self._is_in_own_order(place, total, tolerance)
 
-    def _is_in_own_loop(self, place: int) -> bool:
-        """True for what a loop makes that runs another number of times on one rank, and for all of it put together.
-
-        Where it runs once for each rank, what it carries from one pass to the next is in the end what one rank has.
-        """
+    def _follow(self, place: int) -> None:
+        """Know of the next value whether a collective brought it, and whether a loop of the ranks' own made it."""
         value = self.values[place]
-        is_gathered = _is_brought(value) and value.name not in SUMS_OVER_RANKS
-        only_moves = value.name in PUTS_TOGETHER | SAME_VALUES or is_gathered
-        if only_moves and value.sources and all(map(self._is_in_own_loop, value.sources)):
-            return True
-        return self._is_counted_otherwise(place) and not self._is_carried_over_ranks(place)
+        is_brought, moves = _is_brought(value), value.name in PUTS_TOGETHER | SAME_VALUES
+        if is_brought or (moves and not self.brought.isdisjoint(value.sources)):
+            self.brought.add(place)
+        is_gathered = is_brought and value.name not in SUMS_OVER_RANKS
+        only_moves = (moves or is_gathered) and bool(value.sources) and self.in_own_loop.issuperset(value.sources)
+        is_of_loop = self._is_counted_otherwise(place) and not self._is_carried_over_ranks(place)
+        if only_moves or is_of_loop:
+            self.in_own_loop.add(place)
+        op = op_at_line(value)
+        if is_of_loop and self.counts[op] * self.size in self.known.counts[op]:
+            self.of_part.add(place)
 
     def _is_counted_otherwise(self, place: int) -> bool:
         """True for an op that runs once for each rank, where one rank runs it once, or a part of the times."""
         op = op_at_line(self.values[place])
         counts, own = self.known.counts.get(op, set()), self.counts[op]
-        if self.size == 1 or own in counts:
-            return False
-        if own * self.size in counts:
-            self.of_part.add(place)
-        return own * self.size in counts or own in {count * self.size for count in counts}
+        is_other = self.size > 1 and own not in counts
+        return is_other and (own * self.size in counts or own in {count * self.size for count in counts})
 
     def _is_carried_over_ranks(self, place: int) -> bool:
+        """True for what such a loop carries from one pass to the next, in the end: it is what one rank has."""
         op = op_at_line(self.values[place])
         is_once_for_each = self.counts[op] in {count * self.size for count in self.known.counts[op]}
         is_used_within = any(map(self._is_counted_otherwise, self.uses.get(place, [])))
@@ -244,7 +250,7 @@ class _Run:
         value, numbers = self.values[place], self.values[place].tensor
         is_piece = value.name in TAKES_APART and all(self.judged[source] == Judged.WHOLE for source in value.sources)
         is_made_of_them = value.name not in TAKES_APART and not self.of_others.isdisjoint(value.sources)
-        is_one_of_all = value.name in ALL_PIECES and self._is_of_brought(place)
+        is_one_of_all = value.name in ALL_PIECES and place in self.brought
         may_be = _is_brought(value) or is_one_of_all or is_made_of_them or (is_piece and self._is_only_sent(place))
         if numbers is None or not may_be:
             return False
@@ -252,13 +258,6 @@ class _Run:
         if is_right and (is_one_of_all or is_made_of_them):
             self.of_others.add(place)
         return is_right
-
-    def _is_of_brought(self, place: int) -> bool:
-        """True for pieces, or views, of what a collective brought."""
-        moves = SAME_VALUES | PUTS_TOGETHER  # what is gathered along a dim but the first is put together
-        made_of = [source for source in self.values[place].sources if self.values[source].name in moves]
-        brought = any(_is_brought(self.values[source]) for source in self.values[place].sources)
-        return brought or any(map(self._is_of_brought, made_of))
 
     def _is_only_sent(self, place: int) -> bool:
         """True where nothing but collectives is given a value, its views, and what they are put together in."""
