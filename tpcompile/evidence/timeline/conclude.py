@@ -130,12 +130,15 @@ def _until_seen(verdict: Verdict, flows: Mapping[int, Flow]) -> Mapping[int, Flo
 def _seen_at(verdict: Verdict, flows: Mapping[int, Flow]) -> tuple[UserLine, int] | None:
     """A line, and the number of its execution: of values that differ, or of the call that one rank alone compiled."""
     lead = verdict.lead
-    if lead is None or (lead.line is not None and lead.at_call):
-        return None if lead is None or lead.line is None else (lead.line, lead.at_call)
-    compiled = [one for one in verdict.divergences if one.is_red and one.cause is lead.cause]
-    odd = [rank for rank in lead.ranks if rank in flows] if lead.is_rank_known else []
-    call = compiled[0].step if compiled and odd else None
-    return None if call is None else flows[odd[0]].call_of(compiled[0].frame, call)
+    if lead is None:
+        return None
+    if lead.line is not None and lead.at_call:
+        return lead.line, lead.at_call
+    compiled = first(one for one in verdict.divergences if one.is_red and one.cause is lead.cause)
+    rank = first(rank for rank in lead.ranks if rank in flows)
+    if compiled is None or compiled.step is None or rank is None or not lead.is_rank_known:
+        return None
+    return flows[rank].call_of(compiled.frame, compiled.step)
 
 
 def _with_witnesses(
