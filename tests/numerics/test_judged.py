@@ -11,7 +11,7 @@ import torch
 
 from tpcompile.evidence.records import MistakeKind, UserLine
 from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
-from tpcompile.numerics.judged import Judged, Known, as_text, is_near, multiple_of, sums_over_ranks
+from tpcompile.numerics.judged import Judged, Known, Total, as_text, is_near, multiple_of, sums_over_ranks
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.judging import all_judged
 from tpcompile.numerics.mistakes import described
@@ -273,3 +273,28 @@ def test_a_loop_over_ranks_makes_what_one_rank_has_nowhere_and_carries_what_one_
     assert found[1] == [Judged.WHOLE, *[Judged.PART] * 3, Judged.WRONG, Judged.WRONG]
     alone = all_judged(run(2.0, 4.0), known, [], tolerance=1e-5, rank=0, size=3).judged
     assert alone[1] == Judged.WRONG, "the negative control: three ranks would run it three times"
+
+
+@pytest.mark.parametrize(("axes", "wanted"), [((2,), Judged.AVERAGED), ((), Judged.WRONG)])
+def test_a_sum_along_one_axis_of_means_along_another_is_right(axes: tuple[int, ...], wanted: Judged) -> None:
+    """Four ranks have summands over two and means over two: their sum is twice the right one."""
+    right = Value("aten.sum", (3,), (1.0,) * NUM_SUMS, (), None)
+    own = Value("aten.sum", (3,), (0.3,) * NUM_SUMS, (), None)
+    total = Total((0.7,) * NUM_SUMS, 0.0, elsewhere=(((2.0,) * NUM_SUMS, 4),))
+    known = Known.of([Trace([right])], axes=axes)
+    assert all_judged([own], known, [total], tolerance=1e-5, rank=0, size=2).judged == [wanted]
+
+
+@pytest.mark.parametrize("given", [Judged.WHOLE, Judged.PARTIAL])
+def test_a_gradient_that_was_summed_and_is_accumulated_before_the_next_sum_is_told_at_the_sum(given: Judged) -> None:
+    """Of micro-batches; where the first was not summed, the negative control, the sum counts each once."""
+    line = UserLine(file="train.py", line=9)
+    first = Value("c10d.allreduce_", (3,), (1.0,) * NUM_SUMS, (), line)
+    second = Value("aten.sum", (3,), (2.0,) * NUM_SUMS, (), None, in_backward=True)
+    added = Value("aten.add_", (3,), (3.0,) * NUM_SUMS, (), None, (0, 1), in_backward=True)
+    summed = Value("c10d.allreduce_", (3,), (5.0,) * NUM_SUMS, (), line, (2,))
+    judged = [given, Judged.PARTIAL, Judged.WRONG, Judged.WRONG]
+    found = Evidence([first, second, added, summed], judged, Known(), [], tolerance=1e-5, rank=0, size=2)
+    told = described(2, found)
+    assert (told.kind == MistakeKind.PER_RANK) == (given == Judged.WHOLE)
+    assert told.line == line
