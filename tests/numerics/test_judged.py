@@ -285,16 +285,49 @@ def test_a_sum_along_one_axis_of_means_along_another_is_right(axes: tuple[int, .
     assert all_judged([own], known, [total], tolerance=1e-5, rank=0, size=2).judged == [wanted]
 
 
-@pytest.mark.parametrize("given", [Judged.WHOLE, Judged.PARTIAL])
-def test_a_gradient_that_was_summed_and_is_accumulated_before_the_next_sum_is_told_at_the_sum(given: Judged) -> None:
-    """Of micro-batches; where the first was not summed, the negative control, the sum counts each once."""
+@pytest.mark.parametrize(("name", "is_told"), [("aten.add_", True), ("aten.mul_", False)])
+def test_a_gradient_that_was_summed_and_is_accumulated_before_the_next_sum_is_told_at_the_sum(
+    name: str, is_told: bool
+) -> None:
+    """Of micro-batches: what autograd adds has no line of its own. A product, the negative control, adds nothing."""
     line = UserLine(file="train.py", line=9)
-    first = Value("c10d.allreduce_", (3,), (1.0,) * NUM_SUMS, (), line)
+    first = Value("c10d.allreduce_", (3,), (1.0,) * NUM_SUMS, (), UserLine(file="train.py", line=4))
     second = Value("aten.sum", (3,), (2.0,) * NUM_SUMS, (), None, in_backward=True)
-    added = Value("aten.add_", (3,), (3.0,) * NUM_SUMS, (), None, (0, 1), in_backward=True)
+    added = Value(name, (3,), (3.0,) * NUM_SUMS, (), None, (0, 1), in_backward=True)
     summed = Value("c10d.allreduce_", (3,), (5.0,) * NUM_SUMS, (), line, (2,))
-    judged = [given, Judged.PARTIAL, Judged.WRONG, Judged.WRONG]
+    judged = [Judged.WHOLE, Judged.PARTIAL, Judged.WRONG, Judged.WRONG]
     found = Evidence([first, second, added, summed], judged, Known(), [], tolerance=1e-5, rank=0, size=2)
     told = described(2, found)
-    assert (told.kind == MistakeKind.PER_RANK) == (given == Judged.WHOLE)
-    assert told.line == line
+    assert (told.kind == MistakeKind.PER_RANK, told.line == line) == (is_told, is_told)
+
+
+@pytest.mark.parametrize(("given", "kind"), [(Judged.AVERAGED, MistakeKind.WRONG_GROUP), (Judged.PART, None)])
+def test_means_of_replicas_that_are_summed_with_those_of_other_shards_are_in_the_wrong_group(
+    given: Judged, kind: MistakeKind | None
+) -> None:
+    gradient = Value("aten.mm", (3,), (1.0,) * NUM_SUMS, (), None, in_backward=True)
+    summed = Value("c10d.allreduce_", (3,), (5.0,) * NUM_SUMS, (), None, (0,))
+    found = Evidence([gradient, summed], [given, Judged.WRONG], Known(), [], tolerance=1e-5, rank=0, size=2)
+    assert (described(1, found).kind == MistakeKind.WRONG_GROUP) == (kind is not None)
+
+
+def test_a_late_value_begins_with_the_update_that_came_too_early() -> None:
+    """The weights that follow others are updated before those are; then the loss of the next step is late."""
+    lines = {name: UserLine(file="train.py", line=number) for number, name in enumerate("abcd", start=1)}
+
+    def run(*, is_early: bool) -> Trace:
+        def value(name: str, number: float, line: str, *sources: int) -> Value:
+            return Value(name, (4,), (number,) * NUM_SUMS, (), lines[line], sources, is_given=not sources)
+
+        student, teacher = value("student", 2.0, "a"), value("teacher", 3.0, "a")
+        if is_early:  # the teacher follows the student of before, from which it does not differ
+            follow, step = value("aten.lerp_", 3.0, "b", 1, 0), value("aten.add_", 5.0, "c", 0)
+            return Trace([student, teacher, follow, step, value("aten.sub", 2.7, "d", 3, 2)])
+        step, follow = value("aten.add_", 5.0, "c", 0), value("aten.lerp_", 4.0, "b", 1, 2)
+        return Trace([student, teacher, step, follow, value("aten.sub", 1.0, "d", 2, 3)])
+
+    own, known = run(is_early=True), Known.of([run(is_early=False)])
+    judged = all_judged(own.values, known, [], tolerance=1e-5, rank=0, size=2).judged
+    found = Evidence(own.values, [*judged[:4], Judged.WRONG], known, [], tolerance=1e-5, rank=0, size=2)
+    told = described(4, found)
+    assert (told.about, told.line) == ("aten.lerp_", lines["b"])
