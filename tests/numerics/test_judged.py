@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tpcompile.evidence.records import MistakeKind, UserLine
-from tpcompile.numerics.fingerprints import NUM_SUMS, fingerprint
+from tpcompile.numerics.fingerprints import NUM_SUMS, Part, fingerprint
 from tpcompile.numerics.judged import Judged, Known, Total, as_text, is_near, multiple_of, sums_over_ranks
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.judging import all_judged
@@ -331,3 +331,46 @@ def test_a_late_value_begins_with_the_update_that_came_too_early() -> None:
     found = Evidence(own.values, [*judged[:4], Judged.WRONG], known, [], tolerance=1e-5, rank=0, size=2)
     told = described(4, found)
     assert (told.about, told.line) == ("aten.lerp_", lines["b"])
+
+
+def test_a_value_is_late_beside_the_same_pass_through_its_line_only() -> None:
+    """The first of two passes was given what the reference's second one is given, but for the newest value."""
+    lines = {name: UserLine(file="train.py", line=number) for number, name in enumerate("abc", start=1)}
+
+    def run(*made: tuple[float, float, float]) -> Trace:
+        values: list[Value] = []
+        for score, target, loss in made:
+            at = len(values)
+            values += [
+                Value("aten.tanh", (4,), (score,) * NUM_SUMS, (), lines["a"]),
+                Value("targets", (4,), (target,) * NUM_SUMS, (), lines["b"], is_given=True),
+                Value("aten.dot", (4,), (loss,) * NUM_SUMS, (), lines["c"], (at, at + 1)),
+            ]
+        return Trace(values)
+
+    known = Known.of([run((2.0, 3.0, 11.0), (5.0, 7.0, 13.0))])
+    found = {}
+    for name, own in {
+        "first": run((2.0, 7.0, 17.0), (5.0, 7.0, 13.0)),
+        "second": run((2.0, 3.0, 11.0), (2.0, 7.0, 17.0)),
+    }.items():
+        judged = all_judged(own.values, known, [], tolerance=1e-5, rank=0, size=2).judged
+        wrong = judged.index(Judged.WRONG)
+        evidence = Evidence(own.values, judged, known, [], tolerance=1e-5, rank=0, size=2)
+        found[name] = described(wrong, evidence).kind
+    assert (found["first"] == MistakeKind.LATE, found["second"]) == (False, MistakeKind.LATE)
+
+
+@pytest.mark.parametrize(("piece", "kind"), [(3.0, MistakeKind.UNKNOWN), (4.0, MistakeKind.ORDER)])
+def test_parts_that_are_taken_out_one_by_one_were_not_put_together_wrongly(piece: float, kind: MistakeKind) -> None:
+    """They lie side by side in another shape than on one rank; each piece is right."""
+    part = Part(1, (1, 4), (3.0,) * NUM_SUMS)
+    whole = Value("aten.mm", (1, 8), (9.0,) * NUM_SUMS, (part,), None, moments=(6.0, 2.0, 1.0))
+    gathered = Value(
+        "_c10d_functional.all_gather_into_tensor", (2, 4), (8.0,) * NUM_SUMS, (), None, moments=(6.0, 2.0, 1.0)
+    )
+    taken = Value("aten.slice", (1, 4), (piece,) * NUM_SUMS, (), None, (0,))
+    wrong = Value("aten.exp", (5,), (7.0,) * NUM_SUMS, (), None, (1,))
+    judged = [Judged.PART, Judged.PART, Judged.WRONG]
+    found = Evidence([gathered, taken, wrong], judged, Known.of([Trace([whole])]), [], tolerance=1e-5, rank=0, size=2)
+    assert described(2, found).kind == kind
