@@ -13,6 +13,7 @@ from tests.gate.threads import CountingStore, on_threads, stores
 from tpcompile import config
 from tpcompile.evidence.records import CheckId, CompileRecord, InputTensor, Layer, RankRecord, Status, Verdict
 from tpcompile.evidence.rundir import RankStatus, RunDir
+from tpcompile.evidence.timeline.flow import Flow
 from tpcompile.gate.replay import gate_rules
 from tpcompile.gate.status import StatusBoard
 from tpcompile.ranks import exchange as exchange_module
@@ -233,6 +234,19 @@ def test_judge_that_falls_silent_leaves_no_verdict(tmp_path: Path, monkeypatch: 
     judge, other = stores(2)
     publish(judge)
     assert exchange(other, tmp_path, timeout_s=0.1) is None
+
+
+def test_what_a_rank_executed_that_was_killed_since_it_gave_its_digest_is_read_from_what_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "_DETAIL_TIMEOUT_S", 0.1)
+    judge, silent = stores(2)
+    publish(silent, "[1, 12]")
+    read: list[int] = []
+    side = record_side(record(0, 2), RULES, flow_of=lambda rank: read.append(rank) or Flow())
+    board = StatusBoard(RunDir.create(tmp_path), judge)
+    assert Exchange(judge, range(2), others=board, timeout_s=20).verdict(side) is not None
+    assert read == [0, 1]
 
 
 def test_rank_that_does_not_answer_a_question_is_still_judged_by_its_hash(
