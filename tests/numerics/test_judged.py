@@ -374,3 +374,27 @@ def test_parts_that_are_taken_out_one_by_one_were_not_put_together_wrongly(piece
     judged = [Judged.PART, Judged.PART, Judged.WRONG]
     found = Evidence([gathered, taken, wrong], judged, Known.of([Trace([whole])]), [], tolerance=1e-5, rank=0, size=2)
     assert described(2, found).kind == kind
+
+
+def test_of_places_that_are_used_in_a_line_of_the_reference_the_line_that_passes_them_is_told() -> None:
+    """Where the reference does not run that line, the negative control, it is the line itself."""
+
+    def turned(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return x * places.cos()
+
+    def of_rank() -> dict[str, torch.Tensor]:
+        return {"x": turned(own_rows, own_places)}
+
+    rows, places = torch.arange(8.0).sin(), torch.arange(8.0)
+    own_rows, own_places = rows[:4].clone(), places[4:].clone()
+    reference = traced_call(lambda: {"x": turned(rows, places)}, None, size=2)
+    own = traced_call(of_rank, None).values
+    judged = [Judged.PART] * (len(own) - 1) + [Judged.WRONG]
+    in_own_order = {own[-1].sources[0]}
+    told = []
+    for known in (Known.of([reference]), Known()):
+        found = Evidence(own, judged, known, [], tolerance=1e-5, rank=0, size=2, own_order=in_own_order)
+        op = described(len(own) - 1, found)
+        assert op.kind == MistakeKind.OTHER_PART and op.is_given and op.line is not None
+        told.append(op.line.function)
+    assert told == ["of_rank", "turned"]

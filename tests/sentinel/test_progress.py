@@ -188,16 +188,21 @@ def test_a_compile_without_collectives_is_passed_with_the_next_collective_not_wi
     assert progress.announce(local_announcement(call=20, num_issued=4)) == [], "a rank that is behind has not passed"
 
 
-def test_a_compile_between_the_same_collectives_is_the_same_whatever_the_number_of_its_call() -> None:
-    passed: list[Announcement] = []
+def compiled_between() -> Progress:
+    """A rank that has compiled once after the fourth collective, and has issued five more since."""
     issued = [4]
-    progress = Progress(passed.append, counters=lambda: {f"{COLLECTIVES}tp": issued[0], "`step` in main": 3})
+    progress = Progress(lambda _: None, counters=lambda: {f"{COLLECTIVES}tp": issued[0], "`step` in main": 3})
     region = progress.region("f")
     for _ in range(5):
         progress.enter(region, 1)
     progress.compile_starts("0/1")
     issued[0] = 9
     progress.enter(region, 1)
+    return progress
+
+
+def test_a_compile_between_the_same_collectives_is_the_same_whatever_the_number_of_its_call() -> None:
+    progress = compiled_between()
     assert progress.announce(local_announcement(call=3, num_issued=4)) == []
     other = local_announcement(call=3, num_issued=5)
     assert progress.announce(other) == [other], "negative control: compiled before that collective, not after it"
@@ -208,14 +213,7 @@ def test_a_second_compile_between_the_same_collectives_is_not_the_one_that_this_
     between: int, is_passed: bool
 ) -> None:
     """Both have compiled for an evaluation; the other rank then compiles its train step, too."""
-    issued = [4]
-    progress = Progress(lambda _: None, counters=lambda: {f"{COLLECTIVES}tp": issued[0], "`step` in main": 3})
-    region = progress.region("f")
-    for _ in range(5):
-        progress.enter(region, 1)
-    progress.compile_starts("0/1")
-    issued[0] = 9
-    progress.enter(region, 1)
+    progress = compiled_between()
     found = local_announcement(call=3, num_issued=4).model_copy(update={"between": between})
     assert progress.announce(found) == [found] * is_passed
 

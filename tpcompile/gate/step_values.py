@@ -75,7 +75,7 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
     says nothing of it, and one of replicas may have parts of several in a parameter of its own.
     """
     held = frozenset.intersection(*(ran.held for ran in (*own, single)))
-    own, single, exact = [_compared(ran, held) for ran in own], _compared(single, held), _compared(exact, held)
+    own, single, exact = [_of_held(ran, held) for ran in own], _of_held(single, held), _of_held(exact, held)
     rows = all_rows(outputs.whole(own[0].before), single.before, rank=rank, size=size)
     left_out = sorted(set(own[0].before) ^ set(single.before) | (set(own[0].before) - set(rows)))
     both = [of for of in single.made if of in exact.made and single.made[of].shape == exact.made[of].shape]
@@ -114,7 +114,7 @@ def spread_of(
     return found
 
 
-def _compared(ran: Ran, held: Collection[str]) -> Ran:
+def _of_held(ran: Ran, held: Collection[str]) -> Ran:
     """Weights, and the rest of those parameters that are `held`."""
     return replace(ran, made={of: tensor for of, tensor in ran.made.items() if of[0] == WEIGHT or of[1] in held})
 

@@ -17,7 +17,8 @@ from tpcompile.numerics.op_names import STATISTICS
 
 _BY_PLACE = {"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.where", "aten.masked_fill"}
 """Ops that combine the same places of what they are given."""
-_COUNTS = STATISTICS | {"aten.sum", "aten.count_nonzero", "aten.bincount", "aten.numel"}
+_COUNTS = STATISTICS | {"aten.sum", "aten.count_nonzero", "aten.bincount"}
+"""Ops that count, or combine, what a rank has."""
 
 
 def other_places(place: int, found: Evidence) -> dict[str, Any]:

@@ -150,11 +150,11 @@ def _counted_per_rank(place: int, found: Evidence) -> Fields:
     counted = value.sources if is_square else found.given(place, Judged.WHOLE)
     made_of = behind(counted, found.values, found.judged, set(Judged))
     is_gradient = any(found.values[source].in_backward for source in made_of)
-    return {
-        "kind": MistakeKind.PER_RANK,
-        "of": f"a replicated {'gradient' if is_gradient else 'value'}",
-        "wanted": None,
-    } | ({"line": found.values[summed].line} if value.in_backward else {})  # autograd adds: no line of its own
+    of = f"a replicated {'gradient' if is_gradient else 'value'}"
+    fields: Fields = {"kind": MistakeKind.PER_RANK, "of": of, "wanted": None}
+    if value.in_backward:  # autograd adds: that has no line of its own
+        fields["line"] = found.values[summed].line
+    return fields
 
 
 def _times_ranks(place: int, found: Evidence) -> Fields:

@@ -115,8 +115,8 @@ def point_to_point(
     called = watching.point_to_point(frame)
     waited = [one for one in posted if not one.has_ended]
     if called is not None:
-        called_one = first(one for one in waited if (one.op, one.peer) == called)
-        return _waited(called_one, op=called[0], peer=called[1], line=last(user_stack(frame)))
+        message = first(one for one in waited if (one.op, one.peer) == called)
+        return _waited(message, op=called[0], peer=called[1], line=last(user_stack(frame)))
     if not is_held:
         return None
     if waited and watching.waits_for_work(frame):
@@ -129,6 +129,7 @@ def point_to_point(
 
 
 def _waited(posted: Posted | None, **fields: Any) -> PointToPoint:
+    """What this process waits in, with the numbers of the message where it was recorded."""
     if posted is not None:
         fields |= {"number": posted.number, "tag": posted.tag, "number_of_tag": posted.number_of_tag}
     return PointToPoint(**fields)

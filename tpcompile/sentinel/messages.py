@@ -233,7 +233,9 @@ class PointToPoint(Frozen):
     number: Number = 0
     """That of the message, where it was recorded."""
     tag: int = 0
+    """That of the message, which gloo takes messages by."""
     number_of_tag: Number = 0
+    """Its number among those with this tag; 0 where it is not known."""
 
     def __str__(self) -> str:
         tag = f" with tag {self.tag}" if self.tag else ""

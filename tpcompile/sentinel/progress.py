@@ -25,6 +25,7 @@ from tpcompile.sentinel.messages import COMPILES, COMPILING, RUNNING, Announceme
 _END = 1 << 30
 """Index of a call that has ended, after every frame that it could have entered."""
 _LOOK_S = 0.05
+"""How often a rank that is behind is asked where it is."""
 _KEPT_CALLS = 1024
 KEPT_VARIANTS = 256
 Passed = Callable[[Announcement], None]
