@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
+from enum import Enum
 from typing import Any, ClassVar
 
 import pytest
@@ -18,10 +20,14 @@ from tpcompile.evidence.timeline.flow import (
     NEAR,
     OWN,
     RETURNED,
+    SEED,
     VALUE_BITS,
     Flow,
     Kind,
+    Named,
+    hashed_as,
     near_bits,
+    shortened,
     value_text,
 )
 from tpcompile.recording import flow as module
@@ -43,6 +49,11 @@ def values(flow: Flow, function: str) -> list[tuple[str, int | bytes]]:
             name = "returned" if index == RETURNED else flow.codes[code].names[index]
             found.append((name, value & EXACT - 1 if value & EXACT else value.to_bytes(3, "little")))
     return found
+
+
+def class_bits(name: str) -> bytes:
+    """The bits of an object of a class."""
+    return (shortened(hashed_as(SEED, Named.INSTANCE, name)) or 0).to_bytes(3, "little")
 
 
 class Holder:
@@ -83,10 +94,60 @@ def test_the_length_of_a_list_is_a_value_of_its_own(name: str) -> None:
     assert lengths(flow, "collecting") == [4, 3, 2]
 
 
+class Mode(Enum):
+    FAST = 1
+    SLOW = 2
+
+
+NOTED: list[int] = []
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.waiting: deque[int] = deque()
+
+    def take(self, rows: list[int], flags: list[bool], at: int) -> None:
+        rows.append(at)
+        flags[at - 1] = True
+        self.waiting.append(at)
+        NOTED.append(at)
+        dict(a=1).update(b=2)
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_a_container_that_a_line_changes_gets_a_value_there(name: str) -> None:
+    """By a method or an index; one of the module too, and the attribute of a variable."""
+    NOTED.clear()
+
+    def taking(_: Any) -> None:
+        Pool().take([1, 2], [False, False], 2)
+
+    flow = recorded(taking, name)
+    found = values(flow, "take")
+    assert [name for name, _ in found] == ["rows", "flags", "at", "rows", "flags", "self.waiting", "global NOTED"]
+    assert lengths(flow, "take") == [2, 2, 3, 2, 1]
+    assert found[0][1] != found[3][1], "the value is that after the line"
+    assert found[1][1] != found[4][1]
+
+
+@pytest.mark.usefixtures("callbacks")
+def test_the_last_items_of_a_long_list_are_read(name: str) -> None:
+    def one(*items: int) -> int | bytes:
+        ((_, value),) = values(recorded(lambda _: varied(list(items)), f"{name}{secrets.token_hex(4)}"), "varied")
+        return value
+
+    rows = range(20)
+    assert one(*rows) != one(*rows[:-1], 7), "what was appended"
+    assert one(*rows) != one(7, *rows[1:])
+    assert one(*rows) == one(*rows[:8], 7, *rows[9:]), "in the middle nothing is"
+
+
 @pytest.mark.usefixtures("callbacks")
 def test_values_that_lines_set_are_steps_too(name: str) -> None:
-    """An object whose class computes an attribute is not asked for it; an object says nothing as a value."""
+    """An object whose class computes an attribute is not asked for it; its value is the name of its class."""
     found = values(recorded(lambda _: assigning(2, Holder()), name), "assigning")
+    assert [value for value in found if value[0] == "holder"] == [("holder", class_bits("Holder"))]
+    found = [value for value in found if value[0] != "holder"]
     assert found[:7] == [
         ("width", 2), ("size", 4), ("index", 0), ("size", 4), ("index", 1), ("size", 5), ("holder.scale", 5),
     ]  # fmt: skip
@@ -131,6 +192,8 @@ WITH_OWN = (
 )  # fmt: skip
 VARIED = (
     *WITH_OWN, "13", "333", "3" * 30, torch.float32, ("9" * 40, "w"),
+    deque([1, 2, 3]), tuple(range(9)), Named.CLASS, Named.MEMBER, Mode.FAST, Mode.SLOW, Mode, Pool, Pool(),
+    assigning, lengths, Pool.take,
     None, True, False, 0, 7, -7, 1 << 20, 1 << 40, -(1 << 62), 0.5, -0.5, float("inf"), "", "a", "b" * 70, "é",
     (), (1,), [1, 2], (1, (2, 3)), (1, (2, 4)), {}, {"a": 1}, torch.ones(2), torch.ones(3), torch.ones(2).half(),
     torch.ones(2, 3), torch.ones(3, 2).t(),
@@ -202,7 +265,7 @@ def odd_values() -> None:
 @pytest.mark.usefixtures("callbacks")
 def test_no_code_of_the_users_runs_for_a_value_and_none_of_a_class_is_one(name: str) -> None:
     flow = recorded(lambda _: odd_values(), name)
-    assert [value for value, _ in values(flow, "varied")] == ["value"] * 3  # the list and the texts
+    assert [value for value, _ in values(flow, "varied")] == ["value"] * 4  # of the first, its class
     assert all(code.names == () for code in flow.codes if code.function.endswith(".Held"))
 
 

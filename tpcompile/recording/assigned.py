@@ -8,15 +8,19 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from tpcompile.evidence.iterables import last
-from tpcompile.evidence.timeline.flow import LENGTH
+from tpcompile.evidence.timeline.flow import GLOBAL, LENGTH
 
 _MAX_LINES = 4096
 """Lines of one code whose values are recorded; of those behind, only that they were executed is."""
 _ANY = 1 << 30
 """Larger than any line: what a line stores is recorded wherever the code goes on."""
-Spec = tuple[int, str, str | None]
-"""(number of the name, variable, attribute of it or None)."""
+_CHANGES = frozenset({
+    "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "pop", "popitem", "popleft",
+    "remove", "reverse", "rotate", "setdefault", "sort", "update",
+})  # fmt: skip
+"""Methods of containers after which these are recorded: `rows.append(row)` gives `rows` a value, too."""
+Spec = tuple[int, str, str | None, bool]
+"""(number of the name, variable, attribute of it or None, whether the variable is one of the module)."""
 
 
 class Line(NamedTuple):
@@ -35,11 +39,9 @@ class Assigned(NamedTuple):
     by_line: tuple[Line | None, ...]
     """What each line stores; the first entry is the line on which the code begins."""
     arguments: tuple[Spec, ...]
-    is_global: bool
-    """The variables are those of a module."""
 
 
-NOTHING = Assigned((), (), (), False)
+NOTHING = Assigned((), (), ())
 
 
 def assigned(code: CodeType) -> Assigned:
@@ -50,10 +52,10 @@ def assigned(code: CodeType) -> Assigned:
     numbers: dict[str, int] = {}
     lines: dict[int, dict[Spec, None]] = {}
 
-    def spec(name: str, attribute: str | None = None) -> Spec | None:
-        text = f"{name}.{attribute}" if attribute else name
+    def spec(name: str, attribute: str | None = None, *, is_global: bool = False) -> Spec | None:
+        text = f"{name}.{attribute}" if attribute else f"{GLOBAL}{name}" if is_global else name
         number = numbers.setdefault(text, len(numbers))
-        return (number, name, attribute) if number < LENGTH else None
+        return (number, name, attribute, is_module or is_global) if number < LENGTH else None
 
     given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     named = [name for name in given if name not in ("self", "cls") and not name.startswith(".")]
@@ -62,10 +64,12 @@ def assigned(code: CodeType) -> Assigned:
     instructions = list(dis.get_instructions(code))
     for at, one in enumerate(instructions):
         line = _line_of(one) or line
-        stored = [spec(name) for name in _stored(one)]
-        holder = _loaded(_holder_of(instructions[:at], one.argval)) if one.opname == "STORE_ATTR" else None
-        if holder is not None:
-            stored.append(spec(holder, one.argval))
+        stored = [spec(name, is_global=one.opname == "STORE_GLOBAL") for name in _stored(one)]
+        changed = _attribute(instructions[:at], one) or _container(instructions[:at], one)
+        if changed is not None:
+            load, attribute = changed
+            if (name := _loaded(load)) is not None:
+                stored.append(spec(name, attribute, is_global=load.opname == "LOAD_GLOBAL"))
         lines.setdefault(line, {}).update({each: None for each in stored if each is not None})
     num_lines = min(max(lines, default=code.co_firstlineno) - code.co_firstlineno + 1, _MAX_LINES)
     bodies = dict(_bodies(instructions))
@@ -73,7 +77,7 @@ def assigned(code: CodeType) -> Assigned:
     for at in range(code.co_firstlineno, code.co_firstlineno + max(num_lines, 0)):
         specs = tuple(lines.get(at, ()))
         by_line.append(Line(*bodies.get(at, (0, _ANY)), specs) if specs else None)
-    return Assigned(tuple(numbers)[:LENGTH], tuple(by_line), tuple(arguments), is_module)
+    return Assigned(tuple(numbers)[:LENGTH], tuple(by_line), tuple(arguments))
 
 
 def _bodies(instructions: Sequence[dis.Instruction]) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -93,15 +97,43 @@ def _line_of(one: dis.Instruction) -> int:
     return (one.positions and one.positions.lineno) or 0
 
 
-def _holder_of(before: Sequence[dis.Instruction], attribute: str) -> dis.Instruction | None:
-    """What loads the object whose attribute is stored; of `self.count += 1` before the attribute was loaded."""
-    if not before or before[-1].opname != "SWAP":
-        return last(before)
+def _attribute(before: Sequence[dis.Instruction], one: dis.Instruction) -> tuple[dis.Instruction, str] | None:
+    """(what loads the object, attribute) where one is stored; of `self.count += 1` before the attribute was loaded."""
+    if one.opname != "STORE_ATTR" or not before:
+        return None
+    if before[-1].opname != "SWAP":
+        return before[-1], one.argval
     for number in range(len(before) - 1, 1, -1):
-        one = before[number]
-        if one.opname == "LOAD_ATTR" and one.argval == attribute and before[number - 1].opname == "COPY":
-            return before[number - 2]
+        each = before[number]
+        if each.opname == "LOAD_ATTR" and each.argval == one.argval and before[number - 1].opname == "COPY":
+            return before[number - 2], one.argval
     return None
+
+
+def _container(before: Sequence[dis.Instruction], one: dis.Instruction) -> tuple[dis.Instruction, str | None] | None:
+    """(what loads the object, attribute of it or None) of a container that is changed, or a method of which does so."""
+    if one.opname == "STORE_SUBSCR":
+        before = _without_last(before)  # the key
+    elif one.opname not in ("LOAD_ATTR", "LOAD_METHOD") or one.argval not in _CHANGES:
+        return None
+    if not before:
+        return None
+    if before[-1].opname == "LOAD_ATTR":
+        return (before[-2], before[-1].argval) if len(before) > 1 else None
+    return before[-1], None
+
+
+def _without_last(before: Sequence[dis.Instruction]) -> Sequence[dis.Instruction]:
+    """The instructions without those that compute the value on top of the stack; none, where that has branches."""
+    missing = 1
+    for number in range(len(before) - 1, -1, -1):
+        one = before[number]
+        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+            break
+        missing -= dis.stack_effect(one.opcode, one.arg)
+        if missing <= 0:
+            return before[:number]
+    return ()
 
 
 def _stored(one: dis.Instruction) -> tuple[str, ...]:
@@ -114,8 +146,8 @@ def _stored(one: dis.Instruction) -> tuple[str, ...]:
     return names if one.opname == "STORE_FAST_STORE_FAST" else names[:1]
 
 
-def _loaded(one: dis.Instruction | None) -> str | None:
+def _loaded(one: dis.Instruction) -> str | None:
     """The variable that an instruction loads last."""
-    if one is None or not one.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")):
+    if not one.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")):
         return None
     return one.argval[-1] if isinstance(one.argval, tuple) else str(one.argval)

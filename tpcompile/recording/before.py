@@ -132,12 +132,12 @@ def _lines_of_module(file: str) -> Mapping[str, _Place]:
 def _lines(code: CodeType, until: int, *, of_self: bool = False) -> Mapping[str, _Place]:
     """Name -> the last line above `until` that sets it; of an argument, the first line. Or attributes of `self`."""
     found = assigned(code)
-    numbers = {} if of_self else {name: code.co_firstlineno for _, name, _ in found.arguments}
+    numbers = {} if of_self else {name: code.co_firstlineno for _, name, *_ in found.arguments}
     own = code.co_varnames[0] if of_self and code.co_argcount else None
     for at, line in enumerate(found.by_line, start=code.co_firstlineno):
         if line is None or at >= until:
             continue
-        for _, name, attribute in line.specs:
+        for _, name, attribute, _ in line.specs:
             if attribute is None and not of_self:
                 numbers[name] = at
             elif attribute is not None and name == own:

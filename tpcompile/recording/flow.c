@@ -35,7 +35,7 @@ static Entry *entries;
 static struct {
     PyObject *code, *by_line, *arguments;  /* see assigned.py */
     uint32_t id;
-    int line, last, is_global;             /* first line; the one whose values are due, 0 for none */
+    int line, last;                        /* first line; the one whose values are due, 0 for none */
 } codes[SLOTS];
 static uint32_t num_codes;
 static uint16_t times[SLOTS];            /* of a location in the current second */
@@ -45,6 +45,8 @@ static uint16_t often;
 static PyObject *disable, *restart, *is_followed, *first_start, *num_modes;
 static PyObject *tensor, *parameter;     /* types */
 static PyObject *dtype_type, *device_type;
+static PyTypeObject *deque_type, *enum_type;
+static PyObject *member_name;
 static PyObject *shape, *dtype, *requires_grad, *is_contiguous;
 static int is_paused, num_disabled;
 static struct { unsigned long ident; int followed; } threads[64];
@@ -140,6 +142,36 @@ static uint64_t hashed_name(PyObject *value) {
     return hash;
 }
 
+/* The hash of the name of a function, class or member of an enumeration, or of an object's class; 0 without one. */
+static uint64_t hashed_as(uint64_t hash, PyObject *value) {
+    char tag = 'O';
+    PyObject *name = NULL;
+    if (PyMethod_Check(value)) value = PyMethod_GET_FUNCTION(value);
+    if (PyFunction_Check(value)) {
+        tag = 'Q';
+        name = Py_NewRef(((PyFunctionObject *)value)->func_qualname);
+    } else if (PyType_Check(value)) {
+        tag = 'K';
+        name = PyType_GetName((PyTypeObject *)value);
+    } else if (Py_TYPE(value)->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+        name = PyType_GetName(Py_TYPE(value));
+        if (name != NULL && PyObject_TypeCheck((PyObject *)Py_TYPE(value), enum_type)) {
+            tag = 'E';
+            PyObject *member = PyObject_GenericGetAttr(value, member_name);
+            PyObject *both = member == NULL ? NULL : PyUnicode_FromFormat("%U.%U", name, member);
+            Py_XDECREF(member);
+            Py_SETREF(name, both);
+        }
+    }
+    int had_digit = has_digit, was_left_out = leaves_out;
+    leaves_out = 0;                      /* a number in a name is none of a rank */
+    uint64_t found = name == NULL ? 0 : hashed(tagged(hash, tag, 0), name, 0);
+    has_digit = had_digit, leaves_out = was_left_out;
+    PyErr_Clear();
+    Py_XDECREF(name);
+    return found;
+}
+
 /* The hash of a value, as `InPython` computes it; 0 for what says nothing about it. */
 static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
     if (value == Py_None) return tagged(hash, 'N', 0);
@@ -169,22 +201,22 @@ static uint64_t hashed(uint64_t hash, PyObject *value, int depth) {
     if ((PyTuple_Check(value) || PyList_Check(value)) && depth < 2) {
         Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
         hash = tagged(hash, 'C', (uint64_t)size);
-        for (Py_ssize_t at = 0; at < size && at < ITEMS; ++at) {
+        for (Py_ssize_t at = 0; at < size; ++at) {
+            if (at == ITEMS / 2 && size > ITEMS) at = size - ITEMS / 2;  /* the last ones were appended */
             ++in_second;                 /* what is read counts as events do, a tensor as three */
             uint64_t item = hashed(hash, PySequence_Fast_GET_ITEM(value, at), depth + 1);
             if (item != 0) hash = item;
         }
         return hash;
     }
-    if (PyDict_Check(value) || PyAnySet_Check(value)) {
-        Py_ssize_t size = PyDict_Check(value) ? PyDict_Size(value) : PySet_Size(value);
-        return tagged(hash, 'D', (uint64_t)size);
-    }
+    if (PyDict_Check(value)) return tagged(hash, 'D', (uint64_t)PyDict_Size(value));
+    if (PyAnySet_Check(value)) return tagged(hash, 'D', (uint64_t)PySet_Size(value));
+    if (PyObject_TypeCheck(value, deque_type)) return tagged(hash, 'D', (uint64_t)Py_SIZE(value));
     if ((PyObject *)Py_TYPE(value) == dtype_type || (PyObject *)Py_TYPE(value) == device_type) {
         uint64_t name = hashed_name(value);
         return name == 0 ? 0 : tagged(hash, 'Y', name);
     }
-    if ((PyObject *)Py_TYPE(value) != tensor && (PyObject *)Py_TYPE(value) != parameter) return 0;
+    if ((PyObject *)Py_TYPE(value) != tensor && (PyObject *)Py_TYPE(value) != parameter) return hashed_as(hash, value);
     in_second += 2;
     PyObject *modes = PyObject_CallNoArgs(num_modes);  /* a mode would see the access */
     int has_modes = modes == NULL || PyObject_IsTrue(modes);
@@ -263,8 +295,8 @@ static void append_values(size_t slot, PyObject *specs, uint64_t ns) {
     if (frame == NULL) return;
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(specs); ++at) {
         PyObject *spec = PyTuple_GET_ITEM(specs, at);
-        PyObject *value =
-            held(frame, PyTuple_GET_ITEM(spec, 1), PyTuple_GET_ITEM(spec, 2), codes[slot].is_global);
+        PyObject *value = held(frame, PyTuple_GET_ITEM(spec, 1), PyTuple_GET_ITEM(spec, 2),
+                               PyTuple_GET_ITEM(spec, 3) == Py_True);
         if (value == NULL) continue;
         append_value(ns, codes[slot].id, (uint32_t)PyLong_AsLong(PyTuple_GET_ITEM(spec, 0)), value);
         Py_DECREF(value);
@@ -335,9 +367,8 @@ static PyObject *on_return(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 static PyObject *add(PyObject *self, PyObject *args) {
     PyObject *code, *by_line, *arguments;
     unsigned int id;
-    int is_global;
-    if (!PyArg_ParseTuple(args, "O!IO!O!p", &PyCode_Type, &code, &id, &PyTuple_Type, &by_line, &PyTuple_Type,
-                          &arguments, &is_global))
+    if (!PyArg_ParseTuple(args, "O!IO!O!", &PyCode_Type, &code, &id, &PyTuple_Type, &by_line, &PyTuple_Type,
+                          &arguments))
         return NULL;
     size_t slot = slot_of(code);
     if (codes[slot].code == NULL && num_codes < SLOTS / 2) {
@@ -347,7 +378,6 @@ static PyObject *add(PyObject *self, PyObject *args) {
         codes[slot].id = id;
         codes[slot].line = ((PyCodeObject *)code)->co_firstlineno;
         codes[slot].last = 0;
-        codes[slot].is_global = is_global;
         ++num_codes;
     }
     Py_RETURN_NONE;
@@ -435,7 +465,7 @@ static PyObject *attach(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {
     {"attach", attach, METH_VARARGS, "(buffer, DISABLE, restart, is_followed, first_start, budget, often, *tensors)"},
     {"detach", detach, METH_NOARGS, ""},
-    {"add", add, METH_VARARGS, "(code, id, by_line, arguments, is_global)"},
+    {"add", add, METH_VARARGS, "(code, id, by_line, arguments)"},
     {"know_own", know_own, METH_O, "(numbers)"},
     {"mark", mark, METH_VARARGS, "(id, number)"},
     {"pause", pause_, METH_VARARGS, "(is_paused)"},
@@ -445,11 +475,21 @@ static PyMethodDef methods[] = {
     {0},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "tpcompile_flow", 0, -1, methods};
+static PyTypeObject *class_in(const char *module_name, const char *name) {
+    PyObject *found = PyImport_ImportModule(module_name);
+    PyObject *class = found == NULL ? NULL : PyObject_GetAttrString(found, name);
+    Py_XDECREF(found);
+    return (PyTypeObject *)class;
+}
+
 PyMODINIT_FUNC PyInit_tpcompile_flow(void) {
     shape = PyUnicode_InternFromString("shape");
     dtype = PyUnicode_InternFromString("dtype");
     requires_grad = PyUnicode_InternFromString("requires_grad");
     is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    member_name = PyUnicode_InternFromString("_name_");
+    deque_type = class_in("collections", "deque");
+    enum_type = class_in("enum", "EnumType");
     int has_names = shape != NULL && dtype != NULL && requires_grad != NULL && is_contiguous != NULL;
-    return has_names ? PyModule_Create(&module) : NULL;
+    return has_names && member_name && deque_type && enum_type ? PyModule_Create(&module) : NULL;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import importlib.util
 import inspect
@@ -11,12 +12,13 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -34,7 +36,9 @@ from tpcompile.evidence.timeline.flow import (
     SEED,
     VALUE_BITS,
     Kind,
+    Named,
     hashed,
+    hashed_as,
     hashed_name,
     near_bits,
     shortened,
@@ -48,7 +52,7 @@ _SOURCE = Path(__file__).with_name("flow.c")
 _SEARCHED = 256
 """Letters of a text in which numbers of the rank are looked for."""
 _ITEMS = 8
-"""Most items of a container that are read."""
+"""Most items of a container that are read, half of them its last ones: what was appended is there."""
 
 
 class InPython:
@@ -135,8 +139,10 @@ class InPython:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code is not found.code:
             frame = frame.f_back
-        variables = frame.f_locals if frame is not None else {}
-        for number, name, attribute in specs:
+        if frame is None:
+            return
+        for number, name, attribute, is_global in specs:
+            variables = frame.f_globals if is_global else frame.f_locals
             with suppress(Exception):  # an object of the user's may be odd in any way
                 self._append_value(ns, found.number, number, _held(variables[name], attribute))
 
@@ -163,16 +169,19 @@ class InPython:
         for base in (tuple, list):
             if issubclass(kind, base) and depth < 2:
                 number = tagged(number, b"C", base.__len__(value))
-                for item in base.__getitem__(value, slice(_ITEMS)):
+                for item in _items(base, value):
                     self._in_second += 1
                     number = self._hashed(number, item, depth + 1, own) or number
                 return number
-        for sized in (dict, set, frozenset):
+        for sized in (dict, set, frozenset, deque):
             if issubclass(kind, sized):
                 return tagged(number, b"D", sized.__len__(value))
         if kind in self._tensors[3:]:
             return hashed_name(number, _name_of(value), own if kind is self._tensors[4] else ())
-        if not self._tensors or kind not in self._tensors[:2] or self._tensors[2]():
+        if not self._tensors or kind not in self._tensors[:2]:
+            found = _named(value)
+            return 0 if found is None else hashed_as(number, *found)
+        if self._tensors[2]():
             return 0
         self._in_second += 2
         number = self._hashed(tagged(number, b"T", value.is_contiguous()), tuple(value.shape), 1)
@@ -191,7 +200,6 @@ class _Followed:
     number: int
     by_line: tuple[Line | None, ...] = ()
     arguments: tuple[Spec, ...] = ()
-    is_global: bool = False
     last: int = 0
     """The line whose values are due; 0 for none."""
 
@@ -221,8 +229,40 @@ def _has_own(value: Any, own: frozenset[int], depth: int = 0) -> bool:
         return _has_own(_name_of(value), own)
     for base in (tuple, list):
         if issubclass(kind, base) and depth < 2:
-            return any(_has_own(item, own, depth + 1) for item in base.__getitem__(value, slice(_ITEMS)))
+            return any(_has_own(item, own, depth + 1) for item in _items(base, value))
     return False
+
+
+def _items(base: type[list[Any]] | type[tuple[Any, ...]], value: Any) -> Sequence[Any]:
+    """The items that are read, without code of the value's class."""
+    if base.__len__(value) <= _ITEMS:
+        return base.__getitem__(value, slice(None))
+    half = _ITEMS // 2
+    return (*base.__getitem__(value, slice(half)), *base.__getitem__(value, slice(-half, None)))
+
+
+_HEAP_TYPE = 1 << 9
+"""Of `type.__flags__`: a class that a program has made, as most of them, and none of the interpreter's own."""
+
+
+def _named(value: Any) -> tuple[Named, str] | None:
+    """The name of a function, class or member of an enumeration, or of an object's class, without code of the class."""
+    kind = type(value)
+    if kind is MethodType:
+        value, kind = value.__func__, type(value.__func__)
+    if kind is FunctionType:
+        return Named.FUNCTION, value.__qualname__
+    if issubclass(kind, type):
+        return Named.CLASS, _class_name(value)
+    if not type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE:
+        return None
+    if issubclass(type(kind), enum.EnumType):
+        return Named.MEMBER, f"{_class_name(kind)}.{object.__getattribute__(value, '_name_')}"
+    return Named.INSTANCE, _class_name(kind)
+
+
+def _class_name(kind: type) -> str:
+    return str(type.__dict__["__name__"].__get__(kind))
 
 
 @lru_cache(maxsize=64)

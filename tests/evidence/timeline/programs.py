@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 log: list[object] = []
 
@@ -1323,3 +1323,59 @@ def a_burst_is_ordered_on_each_rank(rank: int) -> None:
     for step in range(5):
         batch = waiting.batch(step)
         collective(LENGTHS[batch[0]])
+
+
+class Greedy:
+    @staticmethod
+    def act() -> None:
+        collective("act")
+
+
+class Sampling:
+    @staticmethod
+    def act() -> None:
+        collective("act")
+        collective("noise")
+
+
+class Agent:
+    kinds: ClassVar[dict[str, type]] = {"greedy": Greedy, "sample": Sampling}
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.policy = Greedy()
+
+    def refresh(self, kind: str) -> None:
+        self.policy = self.kinds[kind]()
+
+
+def a_policy_is_chosen(rank: int) -> None:
+    """What the ranks call is a method of an object, whose class says where they parted."""
+    agent = Agent(rank)
+    for step in range(7):
+        collective("loss")
+        agent.refresh("sample" if rank == 1 and step == 6 else "greedy")  # sets
+        agent.policy.act()
+
+
+def items_are_appended(rank: int) -> None:
+    """All append as many, of which one differs, once."""
+    for step in range(7):
+        batch: list[int] = []
+        for at in range(3):
+            batch.append(4 + at + 8 * (rank == 1 and step == 6))  # sets
+        collective("rows", sum(batch))
+
+
+PENDING: list[int] = []
+
+
+def a_list_of_the_module_grows(rank: int) -> None:
+    PENDING.clear()
+    for step in range(7):
+        note(step, rank)
+        collective("rows", sum(PENDING))
+
+
+def note(step: int, rank: int) -> None:
+    PENDING.append(4 + 3 * (rank == 1 and step == 6))  # sets

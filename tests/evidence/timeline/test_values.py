@@ -37,6 +37,12 @@ SET_APART = {
     programs.one_rank_logs_once_and_another_has_a_short_batch: (
         programs.one_rank_logs_once_and_another_has_a_short_batch, ("sets rows = 4", "sets rows = 3")
     ),
+    programs.items_are_appended: (
+        programs.items_are_appended, ("sets batch to a value of its own", "sets batch to a value of its own")
+    ),
+    programs.a_list_of_the_module_grows: (
+        programs.note, ("sets PENDING to a value of its own", "sets PENDING to a value of its own")
+    ),
 }  # fmt: skip
 """Program -> the function with the line, and what the sides set; None where all three set something else."""
 Program = Callable[[int], Any]
@@ -56,6 +62,15 @@ def test_the_line_that_sets_a_value_apart_is_found_with_the_values(program: Prog
     assert (found.line.line, found.is_uneven) == (marked(function), False)
     assert values in (None, tuple(side.value for side in found.sides))
     assert {side.how for side in found.sides} == {"value"}
+
+
+def test_where_a_method_of_an_object_is_called_what_made_the_object_is_named() -> None:
+    """Its class is a value of it, and depends on what the caller passed; of two ranks and of three."""
+    for num_ranks in (2, 3):
+        found = found_of(programs.a_policy_is_chosen, num_ranks)
+        assert found is not None and found.led_to is not None
+        assert (found.line.line, found.is_uneven) == (marked(programs.a_policy_is_chosen), True)
+        assert [side.value for side in found.sides] == ["passes kind = 'greedy'", "passes kind = 'sample'"]
 
 
 @pytest.mark.parametrize("program", [programs.lengths_differ_all_the_time, programs.same_on_all])
@@ -269,4 +284,4 @@ def test_what_functions_return_is_no_variable_that_was_equal_before(name: str, i
 
 
 def test_the_programs_are_marked() -> None:
-    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 9
+    assert Path(programs.__file__).read_text().count("# sets\n") == len(SET_APART) + 10

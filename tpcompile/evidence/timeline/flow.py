@@ -66,6 +66,8 @@ OWN = 253
 """The number of a value without the numbers of its rank in it; the entry with the whole value follows."""
 LENGTH = 252
 """The number of the length of a list or tuple; the entry with its hash follows."""
+GLOBAL = "global "
+"""Begins the name of a variable of the module that a function gives a value."""
 _NEAR_SHIFT = 12
 """Bits of a float32 that are left out."""
 
@@ -219,6 +221,23 @@ def hashed_name(number: int, name: str, own: Collection[int] = ()) -> int:
     return tagged(number, b"Y", hashed(SEED, name, own))
 
 
+class Named(IntEnum):
+    """What has a name, by which it is a value: the letter before it in a hash."""
+
+    FUNCTION = ord("Q")
+    """By its qualified name, of a bound method as well."""
+    CLASS = ord("K")
+    INSTANCE = ord("O")
+    """By the name of its class."""
+    MEMBER = ord("E")
+    """Of an enumeration: `Mode.FAST`."""
+
+
+def hashed_as(number: int, named: Named, name: str) -> int:
+    """The hash of a function, a class, an object of one or a member of an enumeration, which is that of its name."""
+    return hashed(tagged(number, bytes([named]), 0), name)
+
+
 def near_bits(value: float) -> int:
     """A float as a float32, rounded to 11 bits of its mantissa, as in flow.c."""
     try:
@@ -228,10 +247,15 @@ def near_bits(value: float) -> int:
     return (int.from_bytes(bits, "little") + (1 << _NEAR_SHIFT - 1) >> _NEAR_SHIFT) & EXACT - 1
 
 
-def texts_of(literals: Iterable[object]) -> dict[int, str]:
+def texts_of(literals: Iterable[object], named: Iterable[tuple[Named, str]] = ()) -> dict[int, str]:
     """The bits of values -> how they are written."""
-    texts = {shortened(hashed(SEED, one)): repr(one) for one in literals}
+    texts = {shortened(hashed_as(SEED, *one)): _text_of(*one) for one in named}
+    texts |= {shortened(hashed(SEED, one)): repr(one) for one in literals}
     return {bits: text for bits, text in texts.items() if bits is not None}
+
+
+def _text_of(named: Named, name: str) -> str:
+    return f"{name}(...)" if named is Named.INSTANCE else name
 
 
 def value_text(known: int, texts: Mapping[int, str] | None = None, near: int | None = None) -> str:

@@ -28,7 +28,7 @@ def texts_of_program(walks: Walks, readable: Collection[str]) -> dict[int, str]:
 
 @lru_cache(maxsize=256)
 def _texts_of_file(file: str) -> Mapping[int, str]:
-    return texts_of(source.literals(file))
+    return texts_of(source.literals(file), source.named(file))
 
 
 def values_read(

@@ -125,10 +125,14 @@ class Pair:
                 return found
         differing = self.reasons.changed_by(fork for fork in habits if fork.starts[0] < last.starts[0])
         earlier = [fork for fork in once if fork.starts[0] < last.starts[0]]
-        origin = self.reasons.origin(last, [fork for fork in earlier if fork not in roles], differing, habits)
-        if not self.reasons.decides(origin):
+        origin: Fork | Unlike = self.reasons.origin(
+            last, [fork for fork in earlier if fork not in roles], differing, habits
+        )
+        if isinstance(origin, Fork) and not self.reasons.decides(origin):
             with_roles = self.reasons.origin(last, earlier, differing, habits)
-            origin = first(filter(self.reasons.decides, [last, with_roles, *reversed(earlier)])) or last
+            chosen: Fork | Unlike | None = first(filter(self.reasons.decides, [last, with_roles]))
+            chosen = chosen or self.reasons.made_before(last, differing, earlier)
+            origin = chosen or first(filter(self.reasons.decides, reversed(earlier))) or last
         return Counts(origin, last, True, is_habit=last in habits, is_role=last in roles and origin is last)
 
     def apart(self, alike: Sequence[Fork]) -> list[Fork]:

@@ -81,6 +81,11 @@ class Reasons:
         reasons = [fork for fork in (changing, self._making(last, earlier)) if fork is not None]
         return min(reasons, key=start_of, default=last)
 
+    def made_before(self, last: Fork, known_to_differ: frozenset[str], earlier: Sequence[Fork]) -> Fork | Unlike | None:
+        """What the line at which the ranks parted depends on, as an object whose method it calls."""
+        depends = self.dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
+        return self.earliest(depends, earlier)
+
     def earliest(self, depends: Dependence, earlier: Sequence[Fork]) -> Fork | Unlike | None:
         """The earliest fork or value among those that say most."""
         fork = first(self._changing(depends, earlier))

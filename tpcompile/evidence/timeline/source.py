@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 
+from tpcompile.evidence.timeline.flow import Named
+
 ANY_ATTRIBUTE = "."
 """What `setattr(x, name, value)` gives a value."""
 _NOTHING = frozenset[str]()
@@ -132,6 +134,31 @@ def literals(file: str) -> tuple[str | float, ...]:
         if isinstance(value, str | int | float) and len(str(value)) <= _LITERAL:
             found[type(value), value] = None
     return tuple(value for _, value in found)
+
+
+@lru_cache(maxsize=256)
+def named(file: str) -> tuple[tuple[Named, str], ...]:
+    """Functions, classes and their objects, and what may be members of enumerations, that a file defines."""
+    return tuple(_named(_tree(file), ""))
+
+
+def _named(node: ast.AST, around: str) -> Iterator[tuple[Named, str]]:
+    for inside in ast.iter_child_nodes(node):
+        if isinstance(inside, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield Named.FUNCTION, around + inside.name
+            yield from _named(inside, f"{around}{inside.name}.<locals>.")
+        elif isinstance(inside, ast.ClassDef):
+            yield Named.CLASS, inside.name
+            yield Named.INSTANCE, inside.name
+            members = (name for part in inside.body if isinstance(part, ast.Assign) for name in _stored_in(part))
+            yield from ((Named.MEMBER, f"{inside.name}.{member}") for member in members)
+            yield from _named(inside, f"{around}{inside.name}.")
+        else:
+            yield from _named(inside, around)
+
+
+def _stored_in(node: ast.Assign) -> Iterator[str]:
+    return (name for target in node.targets for name in _stored(target))
 
 
 @lru_cache(maxsize=256)

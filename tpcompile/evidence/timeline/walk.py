@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tpcompile.evidence.timeline.detours import detours
 from tpcompile.evidence.timeline.flow import (
     EXACT,
+    GLOBAL,
     LENGTH,
     LINE_BITS,
     LINE_MASK,
@@ -198,7 +199,7 @@ def _apart(read: Iterable[tuple[int, int]], codes: Sequence[Code]) -> tuple[list
                 length = known
                 continue
             if number < len(names) or number == RETURNED:
-                name = names[number] if number < len(names) else ""
+                name = names[number].removeprefix(GLOBAL) if number < len(names) else ""
                 values.append(
                     Value(last[code], len(steps), place_of(steps[last[code]]), name, known, near, own, length)
                 )
