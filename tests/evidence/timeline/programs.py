@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, ClassVar
@@ -1323,6 +1324,26 @@ def a_burst_is_ordered_on_each_rank(rank: int) -> None:
     for step in range(5):
         batch = waiting.batch(step)
         collective(LENGTHS[batch[0]])
+
+
+def taken(words: str) -> int:
+    return int(words)  # parts
+
+
+def commanded(rank: int) -> None:
+    for step in range(9):
+        collective("loss")
+        try:
+            log.append(taken("" if rank == 1 and step == 6 else "1"))
+        except KeyError:
+            log.append(step)
+        collective("update", step)
+
+
+def a_handler_does_not_catch(rank: int) -> None:
+    """What one rank raises passes the `except`, and the rank leaves."""
+    with suppress(ValueError):
+        commanded(rank)
 
 
 class Greedy:

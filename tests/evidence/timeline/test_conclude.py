@@ -51,6 +51,20 @@ def test_a_stuck_collective_is_the_consequence_of_the_branch(flows: dict[int, Fl
     assert [check.id for check in found.checks] == [CheckId.SAME_BRANCHES]
 
 
+def test_a_rank_that_an_exception_took_past_an_except_has_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it came to the line of the `except`, which did not catch it."""
+    of_three = {rank: flow_of(programs.a_handler_does_not_catch, rank) for rank in range(3)}
+    stuck = verdict(Cause.STUCK_COLLECTIVE, (1,)).model_copy(update={"world_size": 3})
+    lead = with_branch(stuck, of_three, READABLE).lead
+    assert lead is not None and lead.line is not None and lead.parted is not None
+    assert (lead.cause, lead.ranks, lead.line.code) == (Cause.RAISED, (1,), "return int(words)  # parts")
+    assert [side.how for side in lead.parted.sides] == ["returns", "raises"]
+    monkeypatch.setattr(part, "_is_not_caught", lambda *_: False)  # the negative control
+    lead = with_branch(stuck, of_three, READABLE).lead
+    assert lead is not None and lead.line is not None
+    assert (lead.cause, lead.line.code) == (Cause.PARTED, "except KeyError:")
+
+
 @pytest.mark.parametrize(
     ("cause", "is_by_past", "ranks"),
     [

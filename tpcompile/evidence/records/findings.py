@@ -179,9 +179,9 @@ class Went(Frozen):
     """What some ranks did after a branch."""
 
     ranks: tuple[Rank, ...]
-    how: Literal["line", "enters", "returns", "region", "ends", "value"] = "line"
-    """Executed the line, entered the function that begins there, returned to it, called a compiled region, ended, or
-    gave a variable a different value in that line."""
+    how: Literal["line", "enters", "returns", "region", "ends", "raises", "value"] = "line"
+    """Executed the line, entered the function that begins there, returned to it, called a compiled region, ended, left
+    it by an exception that no `except` caught there, or gave a variable a different value in that line."""
     line: UserLine | None = None
     calls: tuple[str, ...] = ()
     """Functions of the user that they entered until the ranks were together again, in order: `draft x3`."""

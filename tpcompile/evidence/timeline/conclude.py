@@ -39,6 +39,7 @@ _DOES = {
     "returns": "returns to {name} ({place})",
     "region": "calls the compiled {name}",
     "ends": "ends there",
+    "raises": "leaves by an exception",
     "value": "{value} ({place})",
 }
 """What ranks do after a branch."""
@@ -49,6 +50,7 @@ _DID = {
     "returns": "returned to {name} ({place})",
     "region": "called the compiled {name}",
     "ends": "ended there",
+    "raises": "left by an exception",
     "value": "{value} ({place})",
 }
 _EQUAL_VALUES = "Make what is set there equal on all ranks."
@@ -276,7 +278,7 @@ def _led_by(verdict: Verdict, before: Lead, found: Parted, readable: Collection[
     is_outvoted = len(everyone) < 2 or 0 < 2 * len(odd) < len(everyone)  # not one against one, or two against two
     lead = _lead(before, found, odd) if is_outvoted else _lead_of_split(before, found, everyone)
     checks = verdict.checks
-    if lead.cause is Cause.PARTED:
+    if lead.parted is not None and lead.cause in (Cause.PARTED, Cause.RAISED):
         follows = {"is_consequence": True}
         ended = [check.model_copy(update=follows) if check.is_red and check.id in CAUSES else check for check in checks]
         checks = (_check(lead), *ended)
@@ -324,9 +326,10 @@ def _lead(before: Lead, found: Parted, odd: tuple[int, ...]) -> Lead:
         return before.model_copy(update={**update, "seen_at": seen_at, "do_first": do_first})
     consequence = leading.cause_text(before)
     says = f"{'; '.join(map(side_text, found.sides))}{usual_text(found)}{led_to_text(found)}; so {consequence}"
-    advice = Cause.PARTED.advice
+    has_raised = any(side.how == "raises" for side in found.sides)
+    cause = Cause.RAISED if has_raised else Cause.PARTED
     return before.model_copy(
-        update={**update, "cause": Cause.PARTED, "says": says, "consequence": consequence, "do_first": advice}
+        update={**update, "cause": cause, "says": says, "consequence": consequence, "do_first": cause.advice}
     )
 
 

@@ -183,6 +183,22 @@ def _at_branch(
     return known
 
 
+def _is_not_caught(walks: Walks, rank: int, at: int, readable: Collection[str]) -> bool:
+    """True where the rank comes next to an `except` that does not catch what was raised: it leaves the function."""
+    steps = walks.steps[rank][at:]
+    if not steps or not is_line(steps[0]):
+        return False
+    code, _ = place_of(steps[0])
+    file = walks.codes[code].file
+
+    def is_handler(step: Step) -> bool:
+        return is_line(step) and place_of(step)[0] == code and source.is_handler(file, place_of(step)[1], readable)
+
+    following = first(step for step in steps if not is_handler(step))
+    goes_on = following is not None and is_line(following) and place_of(following)[0] == code
+    return is_handler(steps[0]) and not goes_on
+
+
 class _Passes(NamedTuple):
     """Of the branch at which ranks parted."""
 
@@ -227,7 +243,9 @@ def _parted(
     is_told = not passes.is_of_items and (differ(before) or not source.may_end_loop(file, line, readable))
     is_told &= passes.is_uneven or len(before) > FEW_TOLD or not source.reads_item(file, line, readable)
     went = tuple(
-        side_of(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, ""))
+        side_of(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, "")).model_copy(
+            update={"how": "raises", "line": None} if _is_not_caught(walks, rank, starts[rank], readable) else {}
+        )
         for rank, ranks in zip(leaders, sides.values(), strict=True)
     )
     # What raised on some ranks is no branch: the `except` decides what becomes of it.
