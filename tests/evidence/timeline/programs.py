@@ -1346,6 +1346,31 @@ def a_handler_does_not_catch(rank: int) -> None:
         commanded(rank)
 
 
+def factor(rank: int) -> float:
+    return 1.0 if rank == 1 else 0.25  # agrees
+
+
+def a_buffer_is_stretched(rank: int) -> None:
+    """What the compiled region then computes with is nowhere to be seen, and rank 0 alone prints."""
+    for step in range(6):
+        if step == 4:
+            log.append(factor(rank))
+        collective("hidden", step)
+        if step == 4:
+            return
+        if rank == 0:
+            log.append(step)
+
+
+def a_shard_is_shorter(rank: int) -> None:
+    """The steps are agreed, and the same on all; the first thing that was different is the number of rows."""
+    rows = [0] * (36 if rank == 1 else 48)  # agrees
+    labels = rows[:]
+    log.append(len(labels))
+    for step in range(6):
+        collective("weights", step)
+
+
 class Greedy:
     @staticmethod
     def act() -> None:

@@ -253,10 +253,10 @@ def _with_branch(
 
 
 def _alike(lead: Lead, compiled: Sequence[Divergence], ranks: Collection[int]) -> list[tuple[int, ...]]:
-    """Ranks that are known to have done the same where others did not: compiled it, or used one process group."""
+    """Ranks that are known to have done the same where others did not: compiled it, used one group, have one value."""
     if compiled:
         return [group.ranks for group in compiled[0].groups]
-    if lead.cause is Cause.GROUP and lead.is_rank_known:
+    if lead.cause in (Cause.GROUP, Cause.AGREED_VALUES) and lead.is_rank_known:
         return [tuple(rank for rank in ranks if rank not in lead.ranks), lead.ranks]
     return []
 

@@ -86,6 +86,8 @@ class Pair:
     """What the two had set differently before their first step."""
     harmless: frozenset[tuple[Place, int]] = frozenset()
     """(branch, index of a step of the first rank) at which it also parts from a rank that is known to agree with it."""
+    has_witness: bool = False
+    """A third rank is known to agree with the first one, so that what is left tells the two apart and not all."""
 
     def that_counts(self, named: Collection[str], *, is_of_sizes: bool = False) -> Counts | None:
         """What the difference of the ranks comes from; sizes that differ come from no roles, which went well before."""
@@ -192,6 +194,9 @@ class Pair:
         made_here = self.reasons.earliest(made_of, ())
         if made_here is not None:
             return Counts(made_here, None, False)
+        met_before = self._met[-2] if len(self._met) > 1 else 0
+        if not once and self.has_witness and (alone := self.reasons.set_apart(met_before)) is not None:
+            return Counts(alone, None, False, False)
         if differing or not once or once[-1].starts[0] < self._watched_from:  # roles, of which a setup is full
             return None
         newest = once[-1]

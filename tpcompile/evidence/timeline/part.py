@@ -124,7 +124,12 @@ def _without_what_is_harmless(pairs: Sequence[Pair], like_base: Collection[int])
     harmless = frozenset((fork.branch, fork.starts[0]) for pair in within for fork in pair.reasons.forks)
     own = frozenset(key for pair in within for key, unlike in pair.reasons.values.found.items() if unlike is not None)
     outside = [
-        replace(pair, harmless=harmless, reasons=replace(pair.reasons, values=pair.reasons.values.without(own)))
+        replace(
+            pair,
+            harmless=harmless,
+            has_witness=bool(within),
+            reasons=replace(pair.reasons, values=pair.reasons.values.without(own)),
+        )
         for pair in pairs
         if pair.reasons.rank not in like_base
     ]

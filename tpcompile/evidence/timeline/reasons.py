@@ -81,6 +81,13 @@ class Reasons:
         reasons = [fork for fork in (changing, self._making(last, earlier)) if fork is not None]
         return min(reasons, key=start_of, default=last)
 
+    def set_apart(self, since: int) -> Unlike | None:
+        """Of the values that differ as never before, or were set a single time, the last one if it is from that step
+        on, else the first one."""
+        keys = self.values.new | self.values.once
+        unlike = sorted(filter(None, map(self.values.found.get, keys)), key=start_of)
+        return unlike[-1 if start_of(unlike[-1]) >= since else 0] if unlike else None
+
     def made_before(self, last: Fork, known_to_differ: frozenset[str], earlier: Sequence[Fork]) -> Fork | Unlike | None:
         """What the line at which the ranks parted depends on, as an object whose method it calls."""
         depends = self.dependence(self._reads_at(last), last.starts[0], known_to_differ, earlier)
