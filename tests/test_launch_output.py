@@ -54,7 +54,7 @@ def test_what_torch_warned_of_is_counted_and_in_the_log(tmp_path: Path) -> None:
     ended = run_python([program, tmp_path, "pass_warned"], environ={**environ, "PYTHONPATH": PYTHONPATH})
     log = tmp_path / "run" / "logs" / "torchrun.log"
     assert log.read_text().count("a warning") == 2 and "a warning" not in ended.stderr
-    assert re.search(rf"what torch warned of, \d+ lines: {log}", ended.stderr)
+    assert re.search(rf"torch warned .*\d+ lines: {log}", ended.stderr)
 
 
 def test_with_json_stdout_has_the_verdict_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -73,10 +73,10 @@ def test_where_the_disk_is_full_and_no_rank_could_say_so_it_is_the_environment(
     plan = a_plan(tmp_path, "silent")
 
     def unwritable(*_: object) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tpcompile.evidence.rundir.temporary", unwritable)
-    with pytest.raises(PreflightError, match=r"cannot write run directory .*: No space left on device"):
+    with pytest.raises(PreflightError, match=f"cannot write .*{tmp_path}.*: {os.strerror(errno.ENOSPC)}"):
         launch.run(plan, Console(file=io.StringIO()))
 
 

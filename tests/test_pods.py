@@ -54,5 +54,5 @@ def test_a_rank_outside_of_a_pod_is_told_which_variables_to_set(monkeypatch: pyt
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError, match="LOCAL_RANK and LOCAL_WORLD_SIZE are not set for rank 3; set 0 and 1"):
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK and LOCAL_WORLD_SIZE .*rank 3; set 0 and 1 "):
         rank_env()

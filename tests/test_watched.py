@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,9 +57,7 @@ def line_with(text: str) -> int:
 def test_a_healthy_job_keeps_its_output_and_is_told_to_be_watched(tmp_path: Path) -> None:
     done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "nothing"], "--html", str(tmp_path / "page.html"))
     assert (done.returncode, done.stdout.count("the program's own output")) == (0, 2)
-    assert done.stderr.splitlines()[-1].startswith(
-        "tpcompile run: 2 of 2 ranks watched, compiles on each: 1; nothing differs"
-    )
+    assert re.match("tpcompile run: 2 of 2 ranks .*compiles .*: 1; nothing differs", done.stderr.splitlines()[-1])
     assert "numbers: not compared" in done.stderr
     assert list((tmp_path / "run" / "trace").iterdir()), "torch's logs, for diagnose"
     page = (tmp_path / "page.html").read_text()
@@ -151,7 +152,7 @@ def test_a_job_whose_ranks_are_killed_at_once_is_judged_by_what_they_kept(tmp_pa
 def test_a_program_with_a_sentinel_of_its_own_is_watched_by_that_one(tmp_path: Path) -> None:
     done = run(tmp_path, [*TORCHRUN, str(PROGRAM), "own sentinel"], OWN_RUN_DIR=str(tmp_path / "own"))
     assert done.returncode == 0
-    assert done.stderr.splitlines()[-1] == "tpcompile run: the program has a sentinel of its own"
+    assert re.fullmatch("tpcompile run: .*sentinel .*own", done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -189,12 +190,12 @@ def test_a_python_without_the_package_runs_unwatched(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, env=environ, cwd="/", timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "imported\n")
-    assert "this job is not watched" in done.stderr
+    assert "not watched" in done.stderr
 
 
 def test_a_command_that_is_not_there_is_a_wrong_command_line(tmp_path: Path) -> None:
     done = run(tmp_path, ["torchrunn", "train.py"])
     assert done.returncode == 2
-    assert "cannot run torchrunn: No such file or directory" in done.stderr
+    assert f" torchrunn: {os.strerror(errno.ENOENT)}" in done.stderr
     again = run(tmp_path, [sys.executable, "-c", ""])
     assert again.returncode == 0

@@ -61,14 +61,14 @@ def test_code_is_reused_for_the_same_table_only() -> None:
 
 def test_ranks_with_different_settings_are_named_before_they_compile() -> None:
     for text in run_on_ranks(ranks.different_settings):
-        assert re.match(rf"summed .*all_reduce: by_size, .*{ON_CPU.digest}: .* rank 0 / nccl on rank 1", text), text
+        assert re.match(rf"summed .*all_reduce: by_size, .*{ON_CPU.digest}: .* 0 / nccl .* 1", text), text
 
 
 def test_a_gpu_or_hosts_that_the_table_does_not_have_use_nccl_and_say_so() -> None:
     for found in run_on_ranks(ranks.texts):
-        assert found["shipped"] == f"by_size, table {shipped().digest}: not measured on 2 x cpu: nccl"
+        assert re.fullmatch(rf"by_size, table {shipped().digest}: not measured .*2 x cpu: nccl", found["shipped"])
         assert re.search(r"two_shot .*4096 .*\(2 x cpu\)$", found["own"])
-        assert found["two hosts"] == f"by_size, table {ON_CPU.digest}: not measured on 2 x cpu: nccl"
+        assert re.fullmatch(rf"by_size, table {ON_CPU.digest}: not measured .*2 x cpu: nccl", found["two hosts"])
 
 
 def test_an_unknown_setting_is_refused_with_those_that_there_are() -> None:

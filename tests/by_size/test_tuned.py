@@ -62,19 +62,19 @@ def test_a_damaged_cache_is_one_warning_and_measured_anew(text: str, tmp_path: P
 def test_a_rank_that_comes_late_sums_by_nccl_as_the_others_do(tmp_path: Path) -> None:
     found = run_on_ranks(ranks.comes_late, str(tmp_path))
     assert rows(found) == ["", ""] and measured(found) == [0, 0]
-    assert re.search("WARNING.*NCCL makes all its sums: rank 1: did not come in time", found[0]["said"])
+    assert re.search("WARNING.*NCCL .*: rank 1: .*in time", found[0]["said"])
     assert found[1]["said"] == ""
 
 
 def test_a_rank_that_dies_while_it_measures_is_not_waited_for(tmp_path: Path) -> None:
     first, _ = run_on_ranks(ranks.dies_in_its_measurement, str(tmp_path), timeout_s=60)
-    assert first["rows"] == "" and "rank 1: did not come" in first["said"]
+    assert first["rows"] == "" and re.search("NCCL .*: rank 1: .*in time", first["said"])
 
 
 def test_what_one_rank_cannot_measure_none_uses(tmp_path: Path) -> None:
     found = run_on_ranks(ranks.cannot_measure, str(tmp_path))
     assert rows(found) == ["", ""]
-    assert "rank 1: no peer access;" in found[0]["said"] and found[1]["said"] == ""
+    assert f"rank 1: {ranks.NO_ACCESS};" in found[0]["said"] and found[1]["said"] == ""
 
 
 def test_a_rank_that_may_not_measure_keeps_all_from_it_with_what_to_do(tmp_path: Path) -> None:
@@ -99,15 +99,15 @@ def test_groups_of_a_job_that_measure_different_times_use_the_same_cell(tmp_path
 def test_settings_and_programs_of_a_group_share_one_measurement(tmp_path: Path) -> None:
     for found in run_on_ranks(ranks.through_sums, str(tmp_path)):
         (text,) = found["texts"]
-        assert re.fullmatch(r"by_size, table \w+: one_shot to 4096 bytes, nccl above \(2 x NVIDIA Test 1\)", text)
+        assert re.fullmatch(rf"by_size, table \w+: one_shot .* 4096 bytes, nccl .*\(2 x {ranks.GPU}\)", text)
         assert found["measured"] == 1
 
 
 def test_a_rank_that_sums_by_nccl_alone_is_not_waited_for(tmp_path: Path) -> None:
     found = run_on_ranks(ranks.one_sums_by_nccl, str(tmp_path), timeout_s=60)
-    assert 'NCCL makes all its sums: rank 1: all_reduce="nccl"' in found[0]["said"] and found[1]["said"] == ""
+    assert re.search('NCCL .*: rank 1: all_reduce="nccl"', found[0]["said"]) and found[1]["said"] == ""
     assert max(one["waited_s"] for one in found) < 30
-    assert found[0]["first"].endswith("not measured on 2 x NVIDIA Test 1: nccl") and found[1]["first"] is None
+    assert re.search(f"not measured .*2 x {ranks.GPU}: nccl$", found[0]["first"]) and found[1]["first"] is None
     assert [one["then"] for one in found] == [found[0]["then"]] * 2 and "one_shot" in found[0]["then"]
 
 
@@ -122,13 +122,13 @@ def test_what_is_kept_is_for_these_settings_of_nccl_and_any_of_its_logs(monkeypa
 def test_a_group_that_cannot_be_measured_says_so_once(tmp_path: Path) -> None:
     found = run_on_ranks(ranks.not_measurable, str(tmp_path), world_size=3)
     for one in found:
-        assert one["text"] == f"by_size, table {shipped().digest}: not measured on 3 x {ranks.GPU}: nccl"
+        assert re.fullmatch(f"by_size, table {shipped().digest}: not measured .*3 x {ranks.GPU}: nccl", one["text"])
     assert [one["said"].count("WARNING") for one in found] == [1, 0, 0]
 
 
 def test_types_that_are_left_to_nccl_are_said_once() -> None:
     (half, *others), on_rank_1 = run_on_ranks(ranks.other_types)
-    assert re.search("WARNING: NCCL makes the sums of float16; by size are those of bfloat16 and float32", half)
+    assert "WARNING: NCCL" in half and re.findall(r"b?float\d+", half) == ["float16", "bfloat16", "float32"]
     assert [*others, *on_rank_1] == [""] * 7
 
 

@@ -22,6 +22,7 @@ from tpcompile.by_size.table import Algorithm, Cell, Measured, fastest_rows
 from tpcompile.evidence.records.reader import read_record
 
 GPU = "NVIDIA Test 1"
+NO_ACCESS = "no peer access"
 H100 = "NVIDIA H100 80GB HBM3"
 WAIT_S = 1.0
 FASTEST: tuple[Algorithm, ...] = ("one_shot", "two_shot", "one_shot", "two_shot")
@@ -129,7 +130,7 @@ def dies_in_its_measurement(folder: str) -> dict[str, Any]:
 def cannot_measure(folder: str) -> dict[str, Any]:
     def measure() -> Cell:
         if dist.get_rank() == 1:
-            raise RuntimeError("no peer access\nand more")
+            raise RuntimeError(f"{NO_ACCESS}\nand more")
         return cell("one_shot")
 
     place_in(folder)
@@ -263,7 +264,7 @@ def tunes(folder: str) -> dict[str, Any]:
         return cell("one_shot")
 
     def fail() -> Cell:
-        raise RuntimeError("no peer access")
+        raise RuntimeError(NO_ACCESS)
 
     if dist.get_rank() == 0:
         Table(cells=(cell("one_shot", gpu="other"),)).write(table)

@@ -17,8 +17,10 @@ from tpcompile.process_tree import Outcome
 def test_what_ranks_print_once_they_are_stopped_is_not_shown(
     signum: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = "eager is compiled"
+
     def run_tree(*_: Any, on_line: Callable[[str], None], on_signal: Callable[[], None], **__: Any) -> Outcome:
-        on_line("eager is compiled")
+        on_line(before)
         if signum:
             on_signal()
         on_line("KeyboardInterrupt")
@@ -27,4 +29,4 @@ def test_what_ranks_print_once_they_are_stopped_is_not_shown(
     monkeypatch.setattr(process_tree, "run_tree", run_tree)
     assert run_bench([]) == code
     last = "stopped by SIGINT" if signum else "KeyboardInterrupt"
-    assert capsys.readouterr().err.splitlines() == ["eager is compiled", last]
+    assert capsys.readouterr().err.splitlines() == [before, last]

@@ -173,7 +173,7 @@ def test_the_folders_of_two_nodes_are_read_as_one_run(tmp_path: Path) -> None:
     for rank, run in ((0, first), (1, second), (0, again)):
         run.write_record(RankRecord(rank=rank, world_size=2, job="one"))
     assert [record.rank for record in first.read_records(beside=[second])] == [0, 1]
-    with pytest.raises(ConfigError, match="two records of rank 0"):
+    with pytest.raises(ConfigError, match=r"two records .*rank 0: "):
         first.read_records(beside=[second, again])
     second.write_record(RankRecord(rank=1, world_size=2, job="other"))
     with pytest.raises(ConfigError, match="'one' and 'other'"):

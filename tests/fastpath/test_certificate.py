@@ -77,7 +77,7 @@ WORST = Worst(ratio=2.6, case="5 tokens", tensor="output 0")
 def test_one_that_proves_less_does_not(path: FastPath, changes: dict[str, Any], numbers: list[str]) -> None:
     certificate.write(made(**{"source": source(path), **changes}), path)
     place, _, why = certificate.uncertified(path).partition("certificate ")
-    assert place.startswith("fast path norm at ") and numbers_in(why)[: len(numbers)] == numbers
+    assert place.startswith(f"fast path {path.name} at {path.line}: ") and numbers_in(why)[: len(numbers)] == numbers
     assert why.endswith("; run `tpcompile certify norm --import MODULE`")
 
 
@@ -130,10 +130,10 @@ def test_it_is_for_the_numbers_of_ranks_and_the_dtypes_that_its_cases_had(path: 
 
 
 def test_on_a_gpu_one_from_a_gpu_is_asked(path: FastPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "it has no certificate; run" in certificate.uncertified(path)
+    assert re.search(f"no certificate; .*`tpcompile certify {path.name} ", certificate.uncertified(path))
     certificate.write(made(source=source(path)), path)
     monkeypatch.setattr(certificate, "device_kind", lambda: "sm100")
-    assert "it has no certificate from a GPU; run" in certificate.uncertified(path)
+    assert re.search(f"no certificate .*GPU; .*`tpcompile certify {path.name} ", certificate.uncertified(path))
     certificate.write(made(source=source(path), device="sm90"), path)
     assert certificate.uncertified(path) == ""
 
@@ -169,7 +169,7 @@ def test_it_is_for_the_libraries_that_it_was_made_with(path: FastPath) -> None:
     why = certificate.uncertified(with_source(path, libraries={"einops": "0.8.0"}))
     assert re.search(r"einops 0\.7\.0, .* 0\.8\.0;", why)
     why = certificate.uncertified(with_source(path, libraries={"einops": "0.7.0", "other": "1"}))
-    assert re.search(r"other no version, .* 1;", why)
+    assert re.search(r"other no .*, .* 1;", why)
 
 
 def test_it_is_for_the_versions_of_torch_that_tpcompile_is_tested_with(path: FastPath) -> None:
@@ -274,7 +274,7 @@ def test_in_eager_it_runs_on_shards_only_with_a_certificate(tmp_path: Path, monk
     ):
         call(torch.ones(4))
     certificate.write(made(source=source(registered()["norm"])), registered()["norm"])
-    with tp_region(2), pytest.raises(FastPathError, match="on the CPU"):  # the next check: it may run there
+    with tp_region(2), pytest.raises(FastPathError, match="TRITON_INTERPRET=1"):  # the next check: it may run there
         call(torch.ones(4))
     with tp_region(4), pytest.raises(FastPathError, match=r"for 1, 2 ranks, .* 4;"):
         call(torch.ones(4))

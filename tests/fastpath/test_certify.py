@@ -72,8 +72,7 @@ def test_a_norm_over_the_shard_is_reported_with_the_case_the_tensor_and_the_numb
     declare(local_norm)
     with pytest.raises(
         DivergenceError,
-        match=r"^fast path norm: (output 0|grad x|grad weight) has [\d.e+]+ times the error of the plain code on one "
-        r"device in skewed, tp [24], float32 \(limit 2.5\)$",
+        match=r" norm: (output 0|grad x|grad weight) has [\d.e+]+ times .* skewed, tp [24], float32 \(limit 2\.5\)$",
     ):
         certify("norm", tp_sizes=(2, 4), num_mutations=0)
 
@@ -92,7 +91,7 @@ def test_cases_that_see_little_have_no_power() -> None:
 
 def test_without_a_case_nothing_is_certified() -> None:
     declare(norm, lambda tp: [])
-    with pytest.raises(ConfigError, match="fast path norm has no cases for tp 1, 2"):
+    with pytest.raises(ConfigError, match=r" norm .*no cases .*tp 1, 2$"):
         certify("norm", tp_sizes=(1, 2))
 
 
@@ -128,7 +127,7 @@ def refusals(device: torch.device) -> list[Refusal]:
 def test_a_launcher_that_takes_what_it_must_refuse_is_reported() -> None:
     declare(norm)
     trial("norm", refusals=refusals)(cases)
-    with pytest.raises(DivergenceError, match="fast path norm takes an odd width; it must raise FastPathError"):
+    with pytest.raises(DivergenceError, match=r" norm .*odd width; .*FastPathError$"):
         certify("norm", tp_sizes=(2,), num_mutations=0)
 
 
@@ -152,7 +151,7 @@ def test_with_more_cases_only_what_none_caught_is_run_again(monkeypatch: pytest.
     assert ran == [survivor.change for survivor in before.power.survivors] and ran
     assert (again.power.num_mutations, again.power.survivors) == (before.power.num_mutations, ())
     known[0] = before.power.model_copy(update={"num_mutations": 3})
-    with pytest.raises(ConfigError, match="of different mutations, although of the same source; run all of them"):
+    with pytest.raises(ConfigError, match="different mutations"):
         certify("norm", tp_sizes=(2,), is_for_more_cases=True)
 
 
@@ -182,7 +181,7 @@ def computed_norm(
 
 def test_a_source_that_does_not_say_what_runs_is_not_certified() -> None:
     declare(computed_norm)
-    with pytest.raises(ConfigError, match=r"cannot be certified: what .*computed_norm runs .* it calls globals\(\)"):
+    with pytest.raises(ConfigError, match=r"certified: .*computed_norm .*globals\(\)"):
         certify("norm", tp_sizes=(2,), num_mutations=0)
 
 
@@ -198,7 +197,7 @@ def test_what_cannot_be_certified_is_reported(options: dict[str, Any], message: 
     monkeypatch.setattr("tpcompile.fastpath.certify.trials._TRIALS", {})
     with pytest.raises(ConfigError, match=message):
         certify("norm")
-    with pytest.raises(ConfigError, match="no fast path is called other \\(registered: norm\\)"):
+    with pytest.raises(ConfigError, match=r"called other \(registered: norm\)"):
         certify("other")
 
 
@@ -208,7 +207,7 @@ def test_ranks_that_reduce_a_different_number_of_times_are_reported() -> None:
         return (all_reduce(x) if arguments["rank"] else x,)
 
     ranks = [{"x": torch.ones(2), "rank": rank} for rank in range(3)]
-    with pytest.raises(DivergenceError, match="1 of 3 ranks all-reduce 0 times, and the remaining ranks one more time"):
+    with pytest.raises(DivergenceError, match=r"1 of 3 ranks .*0 times, .*one more"):
         one_by_one(call, ranks)
 
 
@@ -219,7 +218,7 @@ def test_memory_around_and_between_rows_is_nan_and_a_write_there_is_found(dtype:
     assert torch.equal(fenced(x), x) and torch.equal(spaced(x), x) and spaced(x).stride() == (67, 1)
     for place, offset in ((fenced(x), 6), (spaced(x), 3)):
         assert place.as_strided((1,), (1,), place.storage_offset() + offset).isnan().all()
-    with pytest.raises(DivergenceError, match="wrote outside of the memory"), fenced_allocations():
+    with pytest.raises(DivergenceError, match="wrote outside"), fenced_allocations():
         y = torch.empty_like(x)
         y.as_strided((7,), (1,)).fill_(written)
     with fenced_allocations():

@@ -100,10 +100,12 @@ def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypa
         assert ended.value.code == 2
         told.append(capsys.readouterr().err)
     assert "Missing option '--import'" in told.pop()
-    assert told == [
-        "error: --tp '0': pass numbers of ranks, as in --tp 1,2,4,8\n",
-        "error: --tp 'two': pass numbers of ranks, as in --tp 1,2,4,8\n",
-        "error: --import: No module named 'nowhere'; pass the name of a module that Python finds from here\n",
-        f"error: no fast path is called x (registered: {', '.join(sorted(registered()))}); import the module that "
-        "declares it\n",
-    ]
+    names = ", ".join(sorted(registered()))
+    facts = (
+        "--tp '0': .*--tp 1,2,4,8",
+        "--tp 'two': .*--tp 1,2,4,8",
+        "--import: .*'nowhere'; .*",
+        f".* x .*: {names}.*",
+    )
+    for text, fact in zip(told, facts, strict=True):
+        assert re.fullmatch(rf"error: {fact}\n", text)

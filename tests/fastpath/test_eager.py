@@ -126,7 +126,7 @@ def test_a_kernel_that_is_launched_without_an_op_is_refused_with_both_lines(
 def test_a_kernel_runs_as_a_part_of_an_op_and_where_the_user_vouches_for_it(launched: list[Any]) -> None:
     with ban_in_eager(2, tp_aware=["tpcompile_tests::launching"]):
         launching(torch.ones(2))
-        with pytest.raises(FastPathError, match="shard_kernel was launched"):
+        with pytest.raises(FastPathError, match=r"shard_kernel .*launched at .*test_eager\.py"):
             launch(torch.ones(2))
     with ban_in_eager(2, tp_aware=["shard_kernel"]), ban_in_eager(1):
         launch(torch.ones(2))
@@ -181,5 +181,5 @@ def test_the_kernel_that_ends_waits_for_a_refused_call_may_run() -> None:
 
     ban = eager._Ban(2, frozenset({eager._CLOSES}))
     ban.check_launch(close_kernel)
-    with pytest.raises(FastPathError, match=r"closing\.close_kernel was launched at "):
+    with pytest.raises(FastPathError, match=r"closing\.close_kernel .*launched at .*test_eager\.py"):
         eager._Ban(2, frozenset()).check_launch(close_kernel)

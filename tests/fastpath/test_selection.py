@@ -71,7 +71,7 @@ def nothing_decided(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_path_that_was_measured_to_be_faster_is_used_with_the_grid_that_was_measured() -> None:
     decision = chosen(cell())
     assert (decision.is_used, decision.num_programs) == (True, 24)
-    assert re.match(r"1\.50 times .* 256 tokens on NVIDIA H200$", decision.why)
+    assert re.match(rf"1\.50 times .* 256 tokens .*{H200}$", decision.why)
     assert re.match(r"norm .* 256 .* 5120, 5120 .* bfloat16 .* 2$", decision.label)
 
 
@@ -130,7 +130,7 @@ def test_what_a_process_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     assert "not registered" in obstacle(decision, "sm90")
     fast_path("norm", replaces=plain, tp="pointwise", min_sm=90)(launch)
     assert re.findall(r"sm_?\d+", obstacle(decision, "sm80")) == ["sm_90", "sm80"]
-    assert "`tpcompile certify norm " in obstacle(decision, "sm90")
+    assert f"`tpcompile certify {decision.path} " in obstacle(decision, "sm90")
     asked: list[Any] = []
     monkeypatch.setattr(selection, "uncertified", lambda path, **given: asked.append(given) or "")
     assert obstacle(decision, "sm90") == obstacle(decision, "interpreter") == ""
@@ -268,7 +268,7 @@ def times_of_a_planted_grid() -> list[tuple[float, float]]:
         asked = time.monotonic()  # of the machine, not of the process
         decision = selecting.decide("norm", ((tokens, 5120), (5120,)), torch.bfloat16)
         times.append((asked, time.monotonic()))
-        assert "num_programs=24 on ranks 0,2 / used with num_programs=28 on ranks 1,3" in decision.why
+        assert re.search("num_programs=24 .*ranks 0,2 / .*num_programs=28 .*ranks 1,3", decision.why)
     return times
 
 
@@ -313,7 +313,7 @@ def test_ranks_with_different_numbers_of_multiprocessors_settle_on_one_grid_whic
     for rank in ranks:
         choices = rank["multiprocessors"]["choices"]
         assert choices == {f"choice of {decision.label}": "used", f"launch of {decision.label}": f"{decision.says}"}
-    assert decision.says == "used with num_programs=114"
+    assert re.fullmatch("used .*num_programs=114", decision.says)
     assert verdict_of(ranks, "multiprocessors").exit_code == ExitCode.PASS
 
 

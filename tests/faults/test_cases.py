@@ -67,19 +67,19 @@ def test_names_are_looked_up_and_unknown_ones_refused() -> None:
 
 
 def test_a_second_case_of_one_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are two cases named 'stride'"):
+    with pytest.raises(ValueError, match=r"two cases .*'stride'$"):
         fault(Cause.STRIDE, name="stride")(_program)
     assert CASES["stride"].program is not _program
 
 
 def test_a_second_injected_fault_of_one_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are two faults named 'killed'"):
+    with pytest.raises(ValueError, match=r"two faults .*'killed'$"):
         injects("phase", name="killed")(_program)
 
 
 def test_a_program_without_the_line_that_its_case_blames_is_refused() -> None:
     marker = " ".join(("# fault:", "a typo"))
-    with pytest.raises(ValueError, match=rf"case '_program': no line of .*test_cases\.py ends in '{marker}'"):
+    with pytest.raises(ValueError, match=rf"'_program': .*test_cases\.py .*'{marker}'"):
         fault(Cause.STRIDE, marker=marker)(_program)
     assert "_program" not in CASES
 

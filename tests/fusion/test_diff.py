@@ -50,7 +50,7 @@ def test_equal_programs_have_no_difference(base: Manifest, tmp_path: Path) -> No
 def test_manifests_of_different_devices_are_not_compared(base: Manifest) -> None:
     of_gpu = base.model_copy(update={"device": "sm_90"})
     for across_versions in (False, True):
-        with pytest.raises(ConfigError, match="recorded for cpu, the new manifest for sm_90"):
+        with pytest.raises(ConfigError, match=r" cpu, .* sm_90"):
             diff(base, of_gpu, across_versions=across_versions)
 
 
@@ -92,7 +92,7 @@ def manifest_of(call: Call) -> Manifest:
 
 def test_manifests_of_different_versions_are_refused_unless_asked_for(base: Manifest) -> None:
     other = base.model_copy(update={"torch": "2.11.0"})
-    with pytest.raises(ConfigError, match=r"recorded with torch 2\..*2\.11\.0.*--across-versions"):
+    with pytest.raises(ConfigError, match=r" torch 2\..*2\.11\.0.*--across-versions"):
         diff(base, other)
     assert diff(base, other, across_versions=True).change is Change.NONE
 

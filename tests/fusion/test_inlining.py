@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_an_op_that_is_read_from_memory_by_two_kernels_is_computed_once() -> Non
     found, lines = recorded(Program(_read_by_both, (LARGE,) * 6))
     assert found.recomputed == ()
     (made,) = found.realized
-    assert (made.setting, made.text) == ("realize_reads_threshold", "6 reads, more than 4")
+    assert (made.setting, re.findall(r"\d+", made.text)) == ("realize_reads_threshold", ["6", "4"])
     assert any(made.buffer in line and "(config.realize_reads_threshold)" in line for line in lines)
 
 
@@ -79,7 +80,7 @@ def test_the_limit_is_the_one_that_is_set() -> None:
 def test_an_op_that_a_cpu_computes_once_is_named() -> None:
     found, _ = recorded(Program(_heavy, (LARGE,)))
     (made,) = found.realized
-    assert (made.setting, made.text) == ("", "exp, which a CPU computes once")
+    assert made.setting == "" and re.match("exp, .*CPU .*once$", made.text)
 
 
 def test_a_program_of_one_kernel_has_neither() -> None:

@@ -176,7 +176,7 @@ def test_a_custom_op_is_named_with_what_to_do() -> None:
     code = CODE.format(between="").replace("triton_red_fused_b_1.run(", "torch.ops.mine.op.default(")
     one = only(graph_manifest(code, decisions(nodes, (), ("buf9",)), compile_id="0/0"))
     assert one.reason.boundary is Boundary.CUSTOM
-    assert one.reason.remedy == "write it with torch's ops"
+    assert one.reason.remedy.endswith("torch's ops")
 
 
 def test_launches_that_could_not_be_matched_have_no_reasons() -> None:

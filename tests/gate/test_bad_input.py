@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     ranks = RankEnv(rank=0, local_rank=0, world_size=2, local_world_size=2)
-    with pytest.raises(PreflightError, match=r"2 ranks on this node but 1 GPU\(s\); start at most 1 ranks"):
+    with pytest.raises(PreflightError, match=r"2 ranks .*1 GPU\(s\); .* 1 ranks"):
         choose_device("cuda", ranks)
     assert choose_device("auto", ranks).type == "cpu"
 
@@ -168,7 +169,7 @@ def test_without_torchrun_the_repro_says_how_to_start_it(tmp_path: Path) -> None
     command = [REPRO, "--run-dir", tmp_path / "run", "--device", "cpu"]
     found = forked.run_python(command, timeout_s=120)
     assert (found.returncode, found.stdout) == (ExitCode.USAGE, "")
-    assert "WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set" in found.stderr
+    assert re.search("WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT .*; .*torchrun", found.stderr)
     assert found.stderr.count("\n") == 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.sentinel.test_hang import GROUP, by_rank, issued, line, state
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.gate.call_numbers import Calls, uneven_call
@@ -18,15 +20,13 @@ def test_a_rank_that_issued_fewer_than_before_is_named_with_the_collective_it_le
     found = uneven_call({0: calls(0, 2, 4, 6), 1: calls(0, 2, 3, 5)}, STATES)
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.EXTRA_COLLECTIVE, (1,), line(14))
-    assert f"collectives of group {GROUP!r} in call 2 of phase C/steady: rank 0 issued 2, rank 1 issued 1" in (
-        found.observed
-    )
+    assert re.search(rf" {GROUP!r} .*call 2 .*C/steady: rank 0 issued 2, rank 1 issued 1", found.observed)
 
 
 def test_a_rank_that_issued_more_than_before_is_named_although_it_left_no_record() -> None:
     found = uneven_call({0: calls(0, 2, 4), 1: calls(0, 2, 5)}, STATES)
     assert found is not None and (found.ranks, found.line) == ((1,), line(14))
-    assert "the last that all issued is all_reduce #4" in found.observed
+    assert re.search("all issued .*all_reduce #4", found.observed)
 
 
 def test_in_the_first_call_it_is_the_rank_outside_of_the_majority() -> None:

@@ -88,7 +88,7 @@ def test_more_kernels_than_the_baseline_are_red_with_the_reason_and_the_line(lim
     assert SPLIT in check.observed
     assert check.line and (Path(check.line.file).name, check.line.line) == ("fused.py", LINE)
     code, said = compare_offline(run.run_dir)
-    assert (code, "exceed the baseline" in said) == (1, True)
+    assert (code, Cause.FUSION_REGRESSED.value in said) == (1, True)
 
 
 def test_the_same_kernels_are_green_and_the_baseline_stays(limited: dict[str, GateRun]) -> None:

@@ -88,16 +88,16 @@ def test_a_program_with_right_numbers_passes(runs: dict[str, GateRun], name: str
 @pytest.mark.parametrize("name", ["gradient_norm", "norm_of_a_plan"])
 def test_a_value_has_the_name_that_the_step_gave_it(runs: dict[str, GateRun], name: str) -> None:
     observed = forward_check(runs[f"{name}-yes"]).observed
-    assert re.match(r"gradient norm: 1\.00\d+ times the reference; it begins with aten\.", observed), observed
+    assert re.match(r"gradient norm: 1\.00\d+ times .*; .* aten\.", observed), observed
     assert "a replicated gradient" in observed
 
 
 def test_state_that_is_a_flat_part_is_compared(runs: dict[str, GateRun]) -> None:
-    assert forward_check(runs["flat_parts-yes"]).observed.startswith("momentum_buffer of weight: 0.75 times")
+    assert re.match(r"momentum_buffer .*weight: 0\.75 times", forward_check(runs["flat_parts-yes"]).observed)
 
 
 def test_the_weight_that_was_cut_as_one_is_named(runs: dict[str, GateRun]) -> None:
-    assert "gate_up.weight is cut as one matrix" in forward_check(runs["gate_up-yes"]).observed
+    assert re.search(r"gate_up\.weight .*one matrix", forward_check(runs["gate_up-yes"]).observed)
 
 
 def test_without_a_program_for_one_rank_the_search_goes_on(runs: dict[str, GateRun]) -> None:

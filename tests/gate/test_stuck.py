@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def finished(rank: int) -> RankState:
 def test_a_rank_that_the_others_wait_for_is_named_with_its_own_line(problem: Check) -> None:
     cause, consequence = why(problem, waiting(0), state(1, issued(1)))
     assert (cause.cause, cause.ranks, cause.line) == (Cause.NEVER_ARRIVED, (1,), line(21))
-    assert "rank 0 waits in all_reduce #2" in cause.observed and cause.mode == "target"
+    assert re.search("rank 0 waits .*all_reduce #2", cause.observed) and cause.mode == "target"
     assert (consequence.id, consequence.is_consequence) == (problem.id, True)
 
 
@@ -68,7 +69,7 @@ def test_a_rank_that_has_finished_the_phase_left_out_the_collective() -> None:
     """The check names the rank that did not arrive, since it waits in that collective."""
     cause, consequence = why(check(CheckId.ARRIVED, ranks=(0,)), waiting(0), finished(1))
     assert (cause.cause, cause.ranks, cause.line) == (Cause.STUCK_COLLECTIVE, (1,), line(10))
-    assert cause.observed.endswith("and rank 1 has finished phase target/first")
+    assert cause.observed.endswith(f"rank 1 {finished(1).how_it_ended}")
     assert consequence.is_consequence
 
 
@@ -81,7 +82,7 @@ def test_a_rank_that_sets_up_its_first_collective_waits(other: RankState, at: Us
     """On NCCL it waits for the communicator, and the flight recorder has nothing yet."""
     cause, consequence = why(check(CheckId.ARRIVED, ranks=(0,)), state(0, calling=GROUP), other)
     assert (cause.ranks, cause.line, consequence.is_consequence) == ((1,), at, True)
-    assert f"rank 0 waits to begin a collective of group {GROUP!r} at {line(20)}" in cause.observed
+    assert re.search(f"rank 0 waits .*{GROUP!r} at {line(20)}", cause.observed)
 
 
 def test_ranks_that_set_up_the_same_collective_wait_for_nobody() -> None:
@@ -93,7 +94,7 @@ def test_in_compiled_code_it_made_fewer_calls() -> None:
     in_a_call = issued(2, done=False).model_copy(update={"call_line": line(7), "stack": (line(10), line(7))})
     cause, _ = why(check(CheckId.ARRIVED, ranks=(0,)), state(0, issued(1), in_a_call), finished(1))
     assert (cause.cause, cause.ranks, cause.line) == (Cause.CALL_COUNT, (1,), line(7))
-    assert "rank 1 has finished phase target/first" in cause.observed
+    assert f"rank 1 {finished(1).how_it_ended}" in cause.observed
 
 
 def test_a_rank_that_did_not_arrive_and_waits_for_none_is_named_where_it_is() -> None:
@@ -111,7 +112,7 @@ def test_a_rank_that_aborted_is_compared_with_those_that_remain() -> None:
     gone = Lost(1, "died", stack=(line(30),), aborted=True, is_final=True)
     for problem in (check(CheckId.ALIVE, ranks=(1,)), check(CheckId.NO_ERROR, Cause.COMMUNICATION, (0,))):
         cause, consequence = why(problem, waiting(0), lost=gone)
-        assert "rank 1 has died in /home/me/train.py:30" in cause.observed and "all_reduce #2" in cause.observed
+        assert re.search("rank 1 .*died .*/home/me/train.py:30", cause.observed) and "all_reduce #2" in cause.observed
         assert consequence.is_consequence
 
 

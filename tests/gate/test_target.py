@@ -195,9 +195,9 @@ def test_a_rank_that_hangs_while_it_builds_is_named(tmp_path: Path) -> None:
     """Rank 0 distributes a weight that the plan of rank 1 leaves out."""
     run = gate(tmp_path / "run", "tests.gate.own:planned", "fault=missing", "gate.store_timeout_s=8")
     arrived = run.failed()[CheckId.ARRIVED]
-    assert "running in phase target/build" in arrived.observed
+    assert re.search("running .*target/build", arrived.observed)
     assert arrived.is_consequence
-    assert "finished phase target/build" in run.judged.summary
+    assert re.search("finished .*target/build", run.judged.summary)
     assert run.judged.lead is not None and run.judged.lead.line is not None
     assert run.judged.lead.ranks == (1,)
     code = run.judged.lead.line.code  # the branch, where lines are recorded and torch knows which collective came of it
@@ -307,18 +307,20 @@ def test_a_rank_that_raises_at_once_waits_for_those_that_still_start(tmp_path: P
     ended = torchrun(command)
     verdict = RunDir(tmp_path / "run").read_verdict()
     assert verdict is not None, ended.stderr[-1500:]
-    assert "ValueError in phase target/build" in verdict.summary
+    assert re.search("ValueError .*target/build", verdict.summary)
     assert {check.id for check in verdict.checks if check.status == Status.FAIL} == {CheckId.NO_ERROR}
 
 
-@pytest.mark.parametrize("code", ["import nowhere_at_all", "def build(ctx:"])
-def test_a_module_that_cannot_be_imported_is_named_with_its_line(code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "error"), [("import nowhere_at_all", "ModuleNotFoundError"), ("def build(ctx:", "SyntaxError")]
+)
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(code: str, error: str, tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(f"# their model\n{code}\n")
     flags = ["--quiet-report", "--device", "cpu", "--run-dir", "run", "--target", "theirs:build"]
     ended = torchrun([REPRO, *flags], cwd=tmp_path)
     verdict = RunDir(tmp_path / "run").read_verdict()
     assert verdict is not None and (ended.returncode, verdict.exit_code) == (1, ExitCode.FAIL)
-    assert "in phase target/build" in verdict.summary
+    assert re.search(f"{error} .*target/build", verdict.summary)
     if not code.startswith("def"):
         assert "theirs.py:2" in verdict.summary
 
@@ -329,7 +331,7 @@ def test_a_rank_whose_record_cannot_be_written_is_the_machine(tmp_path: Path) ->
     flags = ["--set", AOT[0], "--device", "cpu", "--nproc", "2", "--run-dir", run_dir]
     ended = run_python(["-m", "tpcompile", "gate", "--target", "tests.gate.own:pair", *flags])
     assert ended.returncode == ExitCode.ENVIRONMENT, ended.stdout[-1500:] + ended.stderr[-1500:]
-    assert "could not write" in ended.stdout
+    assert re.search("rank 1 .*not write .*record", ended.stdout)
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,9 @@ def test_a_failure_comes_with_the_output_of_the_ranks(under_xdist: Session) -> N
 def test_a_server_that_is_killed_fails_the_call_that_runs_and_later_ranks_are_spawned(tmp_path: Path) -> None:
     done = run_session(tmp_path, {"without_the_server": WITHOUT_THE_SERVER}, is_forked=True)
     (failure,) = done.cases["test_kills_the_server"].failures
-    assert failure.startswith(f"RuntimeError: the ranks are lost: {HAS_ENDED}")
+    assert re.match(f"RuntimeError: .*: {HAS_ENDED}", failure)
     assert not done.cases["test_after_it"].failures
-    assert "UserWarning: ranks are spawned" in done.output and HAS_ENDED in done.output
+    assert re.search(f"UserWarning: .*spawned.*: {HAS_ENDED}", done.output)
 
 
 def test_a_session_that_cannot_fork_spawns_with_the_reason(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_worker_of_xdist_that_is_killed_has_its_ranks_stopped_and_the_other_te
         assert runs(server)
         (tmp_path / "worker_is_killed").touch()
         code, output = ended(running, tmp_path, 200)
-        assert re.search(rf"worker '{worker}' crashed while running '\S*test_hangs'", output), output
+        assert re.search(rf"worker '{worker}' crashed .*test_hangs'", output), output
         assert code == pytest.ExitCode.TESTS_FAILED and "1 failed, 9 passed" in output
         assert not runs(server)
 
@@ -190,7 +190,7 @@ def test_a_worker_of_xdist_that_is_killed_has_its_ranks_stopped_and_the_other_te
 def test_a_server_that_is_killed_fails_its_tests_and_later_ones_are_not_checked(tmp_path: Path) -> None:
     done = run_session(tmp_path, {"kills": KILLS}, is_forked=True)
     (failure,) = done.cases["test_kills_the_server"].failures
-    assert f"lost their server: {session.HAS_ENDED}" in failure.splitlines()[0]
+    assert f" server: {session.HAS_ENDED}" in failure.splitlines()[0]
     assert done.cases["test_after_it"].skipped == f"not checked: {session.HAS_ENDED}"
     assert not any(runs(rank) for _, _, rank in named(tmp_path))
 

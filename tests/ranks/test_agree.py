@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -89,5 +90,5 @@ def test_what_is_no_such_value_counts_as_not_brought_with_the_reason_and_a_settl
         return sorted(brought)
 
     assert agree(clients[0], [0, 1], 0, kind=int, decide=decide, result=list[int], timeout_s=0.3) == [0]
-    assert absent[1].startswith("Input should be a valid integer")
+    assert re.match("Input .*valid integer", absent[1])
     assert agreed(clients[1]) == [0]

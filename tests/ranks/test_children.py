@@ -34,8 +34,8 @@ def test_a_failure_in_a_child_is_reported_and_the_other_children_continue() -> N
     seven, crash, endless, error, eight = in_children(calls, jobs=2, cpu_s=1, on_end=counts.append)
     assert counts == [1, 2, 3, 4, 5]
     assert (seven.result, eight.result) == (7, 8) and time.monotonic() - started < 30
-    assert crash.failure == "its process ended with status -11"
-    assert endless.failure == "it did not end in its time"
+    assert crash.failure.endswith(f"status -{signal.SIGSEGV}")
+    assert "not end" in endless.failure
     assert error.failure == "KeyError: 'x'"
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -170,7 +171,7 @@ def test_peers_cannot_make_the_judge_read_more_than_its_budget(tmp_path: Path, m
     clients[2].put("digest/2", {"rank": 2, "sha": "0" * 64, "own": own})
     verdicts = on_threads(lambda rank: exchange(clients[rank], tmp_path), range(2))
     (missing,) = [check for check in verdicts[0].checks if check.id == CheckId.REPORTED]
-    assert missing.ranks == (2,) and "are left for all ranks" in missing.observed
+    assert missing.ranks == (2,) and re.search(r"2\d{4} bytes, .* 10000 ", missing.observed)
 
 
 @pytest.mark.parametrize("bomb", [zlib.compress(bytes(9 << 20)), b"not zlib", zlib.compress(b"[" * 100_000)])
@@ -197,7 +198,7 @@ def test_rank_that_does_not_report_is_named_with_what_it_was_doing(tmp_path: Pat
     verdict = on_threads(lambda rank: exchange(clients[rank], tmp_path, timeout_s=0.5), [0, 2])[0]
     missing = next(c for c in verdict.checks if c.id == CheckId.REPORTED)
     assert (missing.status, missing.ranks) == (Status.FAIL, (1,))
-    assert "running in phase C/steady" in missing.observed
+    assert re.search("running .*C/steady", missing.observed)
 
 
 def test_lowest_rank_that_reported_judges_when_rank_0_is_missing(tmp_path: Path) -> None:

@@ -32,10 +32,12 @@ from tpcompile.ranks.pool import Call, ExitCodes, ForkedRanks
 from tpcompile.ranks.store import RankStore
 from tpcompile.testing import run_on_ranks
 
+_WHY = "seven of nine"
+
 
 def _one_fails_while_the_other_waits() -> None:
     if dist.get_rank() == 1:
-        raise ValueError("seven of nine")
+        raise ValueError(_WHY)
     dist.all_reduce(torch.ones(1))
 
 
@@ -48,7 +50,7 @@ def _sleeps(folder: str) -> None:
 
 
 def test_the_failing_rank_is_named_with_its_traceback() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)rank 1 failed:.*_one_fails_while_the_other_waits.*seven of nine"):
+    with pytest.raises(RuntimeError, match=rf"(?s)rank 1 failed:.*_one_fails_while_the_other_waits.*{_WHY}"):
         run_on_ranks(_one_fails_while_the_other_waits)
 
 

@@ -52,7 +52,7 @@ def test_paths_in_the_message_are_relative_too_and_advice_is_its_first_sentence(
     found = samples.divergence(guard=f"a guard at {samples.LINE}", advice="Do this. Or hide it.")
     verdict = samples.failing().model_copy(update={"checks": (), "divergences": (found,)})
     (line,) = github.annotations(verdict, WORKSPACE)
-    assert "a guard at models/block.py:12" in line and "/repo" not in line
+    assert "guard at models/block.py:12" in line and "/repo" not in line
     assert line.endswith("Do this.")
 
 
@@ -157,6 +157,6 @@ def test_the_line_that_made_the_ranks_differ_comes_before_the_one_that_has_the_d
                 parted=Parted(line=origin, times=0, sides=sides))  # fmt: skip
     plain = red()
     first, *others = github.annotations(plain.model_copy(update={"lead": lead}), Path("/app"))
-    assert first.startswith("::error file=tuning.py,line=22,title=input dtype differs (ranks 0-1 differ)::")
+    assert first.startswith(f"::error file=tuning.py,line=22,title={lead.cause.value} (ranks 0-1 ")
     assert "name = a" in first and "name = b" in first and "do first" in first
     assert others == github.annotations(plain, Path("/app"))

@@ -6,21 +6,28 @@ Record again with UPDATE_GOLDEN=1 pytest tests/report/test_golden.py, and read t
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.evidence.samples import broken, call, compiled, counters, guard, line, record, reduce, tensor
+from tests.golden import DATA, recorded
 from tests.report import samples
+from tests.report.test_many_ranks import of_several_faults
+from tests.report.test_many_ranks import verdict as of_many
+from tests.report.test_progress import status
 from tpcompile.evidence.digests.digest import digest_rank
+from tpcompile.evidence.judgement.equal_ranks import equal_ranks
 from tpcompile.evidence.judgement.verdict import Absent, capture_rules, conclude, fetch_from
-from tpcompile.evidence.records import CompileRecord, RankRecord, Verdict
-from tpcompile.report import github, junit, lines, terminal
+from tpcompile.evidence.logs.diagnose import diagnose
+from tpcompile.evidence.records import CompileRecord, RankRecord, Status, Verdict
+from tpcompile.evidence.records.findings import Parted, Went
+from tpcompile.report import github, junit, lines, terminal, wording
+from tpcompile.report.progress import progress_line
 
-GOLDEN = Path(__file__).parent.parent / "data" / "reports"
+GOLDEN = DATA / "reports"
 
 
 def judged(*ranks: list[CompileRecord], absent: tuple[Absent, ...] = ()) -> Verdict:
@@ -58,11 +65,30 @@ def broke() -> Verdict:
     return judged([compiled()], [cut], [strided], absent=(Absent(3, "in phase C/first"),))
 
 
+def parted() -> Verdict:
+    """The ranks parted in one line, and it is seen in another one; checks say it again, and some follow from it."""
+    seen, origin = samples.LINE, samples.OTHER_LINE
+    sides = tuple(Went(ranks=(rank,), how="value", line=origin, value=f"returns {rank}") for rank in range(2))
+    lead = samples.LEAD.model_copy(
+        update={"line": origin, "seen_at": seen, "parted": Parted(line=origin, times=0, sides=sides)}
+    )
+    found = samples.check("found", Status.FAIL, observed=lead.says, line=origin, details=("a", "b", "a"))
+    follows = [samples.check(name, Status.FAIL, is_consequence=True) for name in ("one", "two")]
+    update = {
+        "lead": lead,
+        "checks": (found, *follows),
+        "taints": tuple(samples.taint(text=text) for text in "abc"),
+        "hosts": {"node-a": tuple(range(4)), "node-b": tuple(range(4, 8))},
+    }
+    return samples.failing().model_copy(update=update)
+
+
 VERDICTS: dict[str, Callable[[], Verdict]] = {
     "failing": samples.failing,
     "passing": samples.passing,
     "recompiled": recompiled,
     "broke": broke,
+    "parted": parted,
     "branched": lambda: judged([compiled()], [compiled(call("torch.relu", "%0", at=7), reduce("%1"))]),
 }
 
@@ -93,8 +119,41 @@ RENDERERS: dict[str, Callable[[Verdict], str]] = {
 @pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_report_is_as_recorded(name: str, renderer: str) -> None:
-    golden = GOLDEN / f"{name}_{renderer}"
     text = RENDERERS[renderer](VERDICTS[name]())
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    assert text == recorded(GOLDEN / f"{name}_{renderer}", text)
+
+
+def do_first() -> Iterator[str]:
+    """Ranks that are known to be wrong, or not; a line, also of a file of which a program has several, or none."""
+    lead = samples.LEAD.model_copy(update={"line": samples.LINE})
+    package = samples.LINE.model_copy(update={"file": "/app/conf/__init__.py"})
+    for update in ({}, {"line": package}, {"is_rank_known": False}, {"ranks": (), "line": None}):
+        yield from wording.do_first_lines(lead.model_copy(update=update))
+
+
+def of_ranks() -> Iterator[str]:
+    """Which ranks are equal: in many groups, and on many hosts."""
+    for verdict in (of_many("tp 1 of all", 256), of_many("one of a group", 256), of_several_faults(128)):
+        yield from (text for text, _ in equal_ranks(verdict))
+
+
+def of_guard() -> Iterator[str]:
+    """The guard that explains a collective."""
+    yield wording.guard_line(diagnose([DATA / "jobs" / "torch-2.13.0" / "reduce_op"]))
+
+
+def of_progress() -> Iterator[str]:
+    """Ranks that run, compile, start, have no process yet, and have ended."""
+    statuses = [status(0), status(1, "compiling 0/0"), status(2, "compiling 0/0")]
+    yield progress_line(statuses, 4, 12.4, starting={3: "imports torch"})
+    yield progress_line([], 2, 2.0, starting={0: "waits for the other ranks"})
+    yield progress_line([status(0, "finished"), status(1, "failed")], 2, 30.0, starting={})
+
+
+LINES = {"do_first": do_first, "guard": of_guard, "equal_ranks": of_ranks, "progress": of_progress}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_is_not_only_part_of_a_report_is_as_recorded(name: str) -> None:
+    text = "".join(f"{line}\n" for line in LINES[name]())
+    assert text == recorded(GOLDEN / f"line_{name}.txt", text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.sentinel.test_hang import issued, line, state
@@ -121,4 +123,4 @@ def test_they_are_given_a_minute_at_most_and_where_no_rank_answers_nothing() -> 
     assert why(3659.0, waiting, limit_s=3600.0) is None
     assert why(3661.0, waiting, limit_s=3600.0) is not None
     alone = why(4.1)
-    assert alone is not None and "no other rank answers" in alone.observed
+    assert alone is not None and re.search("no other .*answers", alone.observed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -49,8 +50,8 @@ def test_of_two_ranks_the_one_whose_loop_went_on_without_a_call_is_named(odd: in
     ranks = [counted(skips if rank == odd else usual) for rank in range(2)]
     found = compare(*ranks)
     assert found is not None and found[0] == (odd,)
-    assert "left out a call of step train.py:3: at call 11 `step` in main is" in found[1]
-    assert "it was equal (10) on both ranks up to call 10" in found[1]
+    assert re.search("left out .*step train.py:3: .*call 11 `step` in main", found[1])
+    assert re.search(r"equal \(10\) .*call 10", found[1])
 
 
 def test_of_three_ranks_the_pair_that_differs_names_the_one(odd: int = 2) -> None:
@@ -87,7 +88,7 @@ def test_a_new_epoch_starts_the_inner_loop_again_on_all_ranks() -> None:
 def test_more_calls_on_one_rank_are_an_evaluation_unless_the_region_communicates() -> None:
     assert compare(counted(usual), counted(repeats)) is None
     found = compare(counted(usual, free=False), counted(repeats, free=False))
-    assert found is not None and found[0] == (1,) and "made one additional call" in found[1]
+    assert found is not None and found[0] == (1,) and "additional call" in found[1]
 
 
 def test_collectives_are_a_clock_where_no_loop_is_seen() -> None:

@@ -32,12 +32,13 @@ GONE = 2**22 + 1
 @pytest.mark.parametrize("how", ["dies", "differs"])
 def test_a_forged_process_and_run_directory_touch_no_file_of_others(how: str, tmp_path: Path) -> None:
     victim, foreign = tmp_path / "victim", tmp_path / "foreign"
-    victim.write_text("Fatal Python error: Aborted")
+    kept = "Fatal Python error: Aborted"
+    victim.write_text(kept)
     job = tmp_path / "job"
     job.mkdir()
     done = torchrun([ROOT / "tests/sentinel/forging.py", how, victim, foreign], cwd=job)
     assert done.returncode == 1, done.stderr
-    assert victim.read_text() == "Fatal Python error: Aborted"
+    assert victim.read_text() == kept
     assert not foreign.exists()
     if how == "differs":
         (run,) = job.glob("runs/*-sentinel-*")

@@ -83,7 +83,7 @@ def test_a_callback_gets_the_verdict_on_every_rank(results: Results) -> None:
 
 def test_a_one_rank_recompile_names_the_stride_and_the_rank(results: Results) -> None:
     for rank in results:
-        assert rank["one_rank_recompile"]["causes"] == [["input stride differs"]]
+        assert rank["one_rank_recompile"]["causes"] == [[Cause.STRIDE.value]]
         assert sorted(rank["one_rank_recompile"]["ranks"][0]) == [(0,), (1,)]
 
 
@@ -122,7 +122,7 @@ def test_a_compile_that_raises_is_named_with_the_error_of_the_backend(results: R
     for rank in results:
         ((cause, ranks, observed),) = rank["failed_loudly_on_one_rank"]["checks"]
         assert (cause, ranks) == (Cause.COMPILE_FAILED.value, (1,))
-        assert observed.endswith("ImportError: libkernels.so: cannot open shared object file")
+        assert "ImportError: libkernels.so: " in observed
 
 
 def test_a_sentinel_that_fails_on_one_rank_ends_on_all_and_not_the_job(results: Results) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.sentinel.test_hang import GROUP, by_rank, issued, line, state, stuck
@@ -52,7 +54,7 @@ def test_of_a_rank_that_aborted_the_collectives_of_the_others_tell(name: str) ->
     found = stuck(by_rank(*states), aborted_at(aborted), before={})
     assert found is not None and found.line is not None
     assert (found.cause, found.ranks, found.line.line) == expected
-    assert f"rank 1 has died in /home/me/train.py:{aborted}" in found.observed
+    assert re.search(f"rank 1 .*died .*/home/me/train.py:{aborted}", found.observed)
     assert found.gone == (1,)
 
 
@@ -169,7 +171,7 @@ def test_a_host_of_which_no_rank_answers_is_unreachable() -> None:
     found = stuck(by_rank(*waiting), silent(2), silent(3))
     assert found is not None
     assert (found.cause, found.ranks) == (Cause.STOPPED_RESPONDING, (2, 3))
-    assert "node-b is unreachable since 21:40:03 UTC" in found.observed
+    assert re.search("node-b .*unreachable .*21:40:03 UTC", found.observed)
 
 
 def test_a_host_of_which_a_rank_answers_is_not() -> None:

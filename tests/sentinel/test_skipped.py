@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_a_skipped_batch_is_found_while_the_loop_runs(name: str) -> None:
     assert found["last"] < STEPS - 1
     ((cause, odd, observed),) = found["checks"]
     assert (cause, odd) == (Cause.CALL_COUNT.value, (ODD,))
-    assert f"left out a call of {name} " in observed and "`number` in run is" in observed
+    assert re.search(f"left out .*{name} .*`number` in run", observed)
     assert found["lines"] == ["found = step(torch.ones(2) * len(sentinel.findings))"]
 
 

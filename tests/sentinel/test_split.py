@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_a_rank_that_runs_parts_where_others_run_one_region_is_named_with_the_li
     found = split_alone({0: {REGION: WHOLE}, 1: {REGION: SPLIT}})
     assert found is not None
     assert (found.cause, found.ranks, found.line) == (Cause.GRAPH_BREAK, (1,), BROKE_AT)
-    assert "forward is skipped since a graph break at debug.py:12, earlier in this process" in found.observed
+    assert re.search(r"forward .*graph break .*debug\.py:12", found.observed)
 
 
 def test_ranks_that_all_run_in_parts_or_have_not_come_there_are_left_alone() -> None:
@@ -69,7 +70,7 @@ def test_a_stack_that_one_rank_runs_block_by_block_is_found_though_nothing_commu
     found = run(poisoned=(1,), hears=True)
     ((cause, odd, observed),) = found["checks"]
     assert (cause, odd) == (Cause.GRAPH_BREAK.value, (1,))
-    assert "rank 1 ran Stack.forward" in observed and "forward is skipped since a graph break at" in observed
+    assert "rank 1 ran Stack.forward" in observed and re.search(r"forward .*graph break .*\.py:\d", observed)
     assert found["lines"] == ["torch._dynamo.graph_break()"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,8 @@ def test_a_rank_that_aborted_at_the_same_line_had_content_that_does_not_fit() ->
     parting = align(streams)
     assert parting is not None
     assert (parting.edit, parting.odd, parting.line) == (Edit.UNDECIDED, (), line(11))
-    assert parting.fields == ("sizes, dtypes or split sizes",)
+    (fields,) = parting.fields
+    assert re.match("sizes, dtypes .*split", fields)
 
 
 @pytest.mark.parametrize(("sizes", "known"), [("4x4", {"sizes": "4x4", "dtypes": "Float"}), ("8x4", {})])

@@ -5,9 +5,6 @@ Record again with UPDATE_GOLDEN=1 pytest tests/evidence/comparison/test_titles.p
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from tests.evidence.layers.test_kernels import ONE, TWO, launch, lowered_to
 from tests.evidence.layers.test_own_parts import narrowed, program
 from tests.evidence.layers.test_shard_bounds import embedding
@@ -24,9 +21,10 @@ from tests.evidence.samples import (
     reduce,
     tensor,
 )
+from tests.golden import DATA, recorded
 from tpcompile.evidence.records import CompileRecord
 
-GOLDEN = Path(__file__).parents[2] / "data" / "titles.txt"
+GOLDEN = DATA / "titles.txt"
 A_SET = guard(source="G['KEYS']", says="== {'a', 'b'}")
 TENSOR = "check_tensor(L['x'], Tensor, DispatchKeySet(CPU), torch.float32, requires_grad=False, size=[{}, 8])"
 
@@ -101,6 +99,4 @@ def test_headlines_are_as_recorded() -> None:
     found: list[str] = []
     for name, ranks in CASES.items():
         found += [f"{name}: {one.cls.value}: {one.cause.value}: {one.title}" for one in between(*ranks)]
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text("".join(f"{text}\n" for text in found), encoding="utf-8")
-    assert found == GOLDEN.read_text(encoding="utf-8").splitlines()
+    assert found == recorded(GOLDEN, "".join(f"{text}\n" for text in found)).splitlines()

@@ -222,16 +222,17 @@ def test_logs_without_any_compile_end_with_5(job: Path) -> None:
 
 
 def test_a_job_of_which_every_compile_failed_ends_with_5_the_error_and_its_line(job: Path) -> None:
+    reason = "Failed to trace print"
     for rank in (0, 1):
         log = job / LOG.format(rank)
         metrics = '"compilation_metrics": {'
-        error = '"fail_type": "Unsupported", "fail_reason": "Failed to trace print\\n  Hint: do not", '
+        error = f'"fail_type": "Unsupported", "fail_reason": "{reason}\\n  Hint: do not", '
         log.write_text(log.read_text().replace(metrics, metrics + error))
     verdict = diagnose([job])
     assert verdict.exit_code == 5 and verdict.lead is not None and verdict.lead.line is not None
     assert verdict.lead.cause == Cause.NOTHING_COMPILED
     assert verdict.lead.line.function == "healthy"
-    assert "Unsupported: Failed to trace print" in verdict.summary
+    assert f"Unsupported: {reason}" in verdict.summary
 
 
 def test_of_several_errors_the_one_that_ends_the_program_says_why_nothing_was_compiled(job: Path) -> None:

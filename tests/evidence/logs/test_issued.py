@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_a_group_that_one_rank_alone_uses_is_a_finding(job: Path) -> None:
     path.write_text(in_group(path.read_text(), "5"))
     (found,) = [d for d in diagnose([job]).divergences if d.is_red]
     assert found.cause == Cause.GROUP
-    assert "all_reduce in group '0' on rank 0 against all_reduce in group '5' on rank 1" in found.title
+    assert re.search("all_reduce .* '0' .*rank 0 .*all_reduce .* '5' .*rank 1", found.title)
 
 
 @pytest.mark.parametrize(("size", "code"), [(1, 0), (2, 1)])
