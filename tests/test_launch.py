@@ -282,14 +282,14 @@ def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, behaviour: str, co
 
 
 def test_a_verdict_that_only_saw_the_job_stop_is_completed_by_the_rank_that_died(tmp_path: Path) -> None:
-    code, _, text = run(a_plan(tmp_path, "killed_unknown"))
+    code, verdict, text = run(a_plan(tmp_path, "killed_unknown"))
     assert code == ExitCode.FAIL
-    assert "FAIL (exit 1)" in text and "SIGTERM" in text
+    assert "FAIL (exit 1)" in text and "SIGTERM" in text and "SIGTERM" in verdict.summary
 
 
 def test_a_crash_after_a_passed_verdict_is_not_a_pass(tmp_path: Path) -> None:
-    code, _, text = run(a_plan(tmp_path, "crash_after_pass"))
-    assert code == ExitCode.BUG
+    code, verdict, text = run(a_plan(tmp_path, "crash_after_pass"))
+    assert (code, verdict.exit_code, verdict.status) == (ExitCode.BUG, ExitCode.BUG, Status.FAIL), "on disk, too"
     assert re.search(r"FAIL .*code 1 .*code 0", text) and "(exit 3)" in text
     junit = RunDir(tmp_path / "run").junit.read_text()
     assert 'failures="1"' in junit and re.search("expected code 0; .*code 1", junit)

@@ -274,11 +274,15 @@ def _verdict(run_dir: RunDir, plan: Plan, outcome: Outcome) -> Verdict:
         verdict = _cut_short(verdict.model_copy(update=facts), plan, outcome)
         run_dir.write_verdict(verdict)
         return verdict
+    written = verdict
     if verdict.exit_code == 0 and outcome.exit_code != 0:
         verdict = _unclean(verdict, outcome)
     if not (outcome.timed_out or outcome.signal):
         verdict = _with_dead_ranks(verdict, run_dir.read_statuses())
-    return _cut_short(verdict, plan, outcome)
+    verdict = _cut_short(verdict, plan, outcome)
+    if verdict != written:
+        run_dir.replace_verdict(verdict)
+    return verdict
 
 
 def _with_dead_ranks(verdict: Verdict, statuses: Sequence[RankStatus]) -> Verdict:

@@ -231,6 +231,10 @@ class RunDir:
             os.unlink(made)
         return True
 
+    def replace_verdict(self, verdict: Verdict) -> None:
+        """Write what the launcher knows in addition, once all ranks have ended. Raises as `write_verdict`."""
+        self._write("verdict.json", verdict.to_json(indent=1))
+
     def read_verdict(self) -> Verdict | None:
         """The verdict, None when the run ended without one."""
         try:
