@@ -150,8 +150,5 @@ class _Tracing:
         They are traced: a difference is shown by records of both sides, which can be compared again.
         """
         split = {domain for domain, contents in self._domains.items() if len(contents) > 1}
-        return sorted(rank for rank, ended in self._alike.items() if _domain(ended) in split)[:_MAX_CONFIRMED]
-
-
-def _domain(ended: Ended) -> str:
-    return ended.left.domain if ended.left is not None else ""
+        domains = {rank: ended.left.domain if ended.left is not None else "" for rank, ended in self._alike.items()}
+        return sorted(rank for rank, domain in domains.items() if domain in split)[:_MAX_CONFIRMED]
