@@ -71,7 +71,10 @@ def issuing_places(issued: Iterable[Issued], sent: Iterable[Message] = ()) -> tu
 def messages(posted: Sequence[Posted], waits_in: PointToPoint | None = None) -> tuple[Message, ...]:
     """What this process has posted, as records; oldest first. `waits_in` is the one that it waits in."""
     now_ns = time.time_ns()
-    held = None if waits_in is None else first(one for one in posted if _is_same(one, waits_in))
+    held = None
+    if waits_in is not None:
+        waited = (waits_in.op, waits_in.peer, waits_in.number)
+        held = first(one for one in posted if (one.op, one.peer, one.number) == waited)
     return tuple(
         Message(
             op=one.op,
@@ -86,10 +89,6 @@ def messages(posted: Sequence[Posted], waits_in: PointToPoint | None = None) -> 
         )
         for one in posted
     )
-
-
-def _is_same(posted: Posted, p2p: PointToPoint) -> bool:
-    return (posted.op, posted.peer, posted.number) == (p2p.op, p2p.peer, p2p.number)
 
 
 def _is_queued(posted: Posted, held: Posted) -> bool:
@@ -183,13 +182,18 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
     frames = entry.get("frames", [])
     stack = _users(frames)
     created_ns = int(entry.get("time_created_ns", now_ns))
-    call_line = _call_line(frames)
-    region, call = _last_begun(begun, created_ns) if call_line else ("", 0)
+    entries = [watching.is_compiled_call(frame["name"], frame["filename"]) for frame in frames]
+    depths = [depth for depth, is_entry in enumerate(entries) if is_entry]
+    # The user's line that called the compiled code in which the innermost of the frames runs.
+    call_line = _innermost(frames[depths[-1] + 1 :]) if depths else None
+    num_before = bisect.bisect(begun, created_ns, key=lambda one: one[0]) if call_line else 0
+    region, call = begun[num_before - 1][1:] if num_before else ("", 0)
+    sizes = ("x".join(map(str, size)) or "scalar" for size in entry.get("input_sizes", []))
     return Issued(
         group=_group(entry),
         seq=int(entry.get("collective_seq_id", 0)),
         op=match["op"].lstrip("_") if match else name,
-        sizes=_text(entry.get("input_sizes", [])),
+        sizes=" ".join(sizes),
         dtypes=",".join(entry.get("input_dtypes", [])),
         is_done=_is_done(entry),
         age_s=max(0.0, (now_ns - created_ns) / 1e9),
@@ -198,23 +202,6 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
         region=region,
         call=call,
     )
-
-
-def _call_line(frames: Sequence[Mapping[str, Any]]) -> UserLine | None:
-    """The user's line that called the compiled code in which the innermost of `frames` runs."""
-    entries = [watching.is_compiled_call(frame["name"], frame["filename"]) for frame in frames]
-    depths = [depth for depth, is_entry in enumerate(entries) if is_entry]
-    return _innermost(frames[depths[-1] + 1 :]) if depths else None
-
-
-def _last_begun(begun: Sequence[Begun], at_ns: int) -> tuple[str, int]:
-    """(region, call) of the last call that began before that time."""
-    index = bisect.bisect(begun, at_ns, key=lambda one: one[0])
-    return begun[index - 1][1:] if index else ("", 0)
-
-
-def _text(sizes: Iterable[Iterable[int]]) -> str:
-    return " ".join("x".join(map(str, size)) or "scalar" for size in sizes)
 
 
 def _innermost(frames: Iterable[Mapping[str, Any]]) -> UserLine | None:
@@ -230,7 +217,9 @@ def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
 @functools.lru_cache(maxsize=4096)
 def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
     """The line of user code; None for torch, tpcompile, libraries and generated code."""
-    if _GENERATED_FUNCTION.search(function) or any(owns(filename) for owns in _OWNERS):
+    if _GENERATED_FUNCTION.search(function) or watching.is_torch(filename) or is_generated(filename):
+        return None
+    if filename.startswith(_CALLERS) or (filename.startswith(_STDLIB) and "site-packages" not in filename):
         return None
     line = UserLine(file=filename, line=lineno, function=function, code=linecache.getline(filename, lineno).strip())
     return None if is_library(line) else line
@@ -243,28 +232,12 @@ def is_generated(filename: str) -> bool:
     return bool(_GENERATED_FILE.search(filename)) or bool(cache and filename.startswith(f"{cache}/"))
 
 
-def _is_stdlib(filename: str) -> bool:
-    return filename.startswith(_STDLIB) and "site-packages" not in filename
-
-
-def _is_own_caller(filename: str) -> bool:
-    return filename.startswith(_CALLERS)
-
-
-_OWNERS = (watching.is_torch, is_generated, _is_stdlib, _is_own_caller)
-"""Tests for files that are not the user's."""
-
-
 def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
     """The user's frames of a thread, outermost first, from its innermost Python frame."""
-    lines = known(_line_of(one) for one in watching.frames_from(frame))
-    return tuple(reversed(lines))
-
-
-def _line_of(frame: FrameType) -> UserLine | None:
-    code = frame.f_code
+    placed = ((one.f_code, one.f_lineno) for one in watching.frames_from(frame))
     # Between two instructions a frame of a different thread may have no line, although its annotation is `int`.
-    return user_line(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
+    lines = (user_line(code.co_filename, line or code.co_firstlineno, code.co_name) for code, line in placed)
+    return tuple(reversed(known(lines)))
 
 
 def is_blocked(frame: FrameType | None) -> bool:

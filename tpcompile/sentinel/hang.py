@@ -44,12 +44,9 @@ def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
 def mismatch(situation: Situation) -> Finding | None:
     """Ranks issued different collectives under one number of a group, and a rank is stuck at or after it."""
     known = ByRank({**situation.other_domains, **situation.now})
-    unlike = first(filter(None, (_unlike_in(known, group) for group in sorted(_groups_of_wait(situation)))))
+    groups = sorted({issued.group for issued in situation.stuck.values()})
+    unlike = first(filter(None, (_unlike_in(known, group) for group in groups)))
     return (parted(known, domains=situation.domains) or _unlike(unlike)) if unlike is not None else None
-
-
-def _groups_of_wait(situation: Situation) -> set[str]:
-    return {issued.group for issued in situation.stuck.values()}
 
 
 def _unlike_in(states: ByRank[RankState], group: str) -> ByRank[Issued] | None:

@@ -9,7 +9,7 @@ from typing import Literal
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.layers.equivalent import LOCAL_TENSOR
-from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Guard, Layer, UserLine
+from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
 from tpcompile.evidence.records.bounds import Number, Rank, Seconds
 from tpcompile.evidence.text.lines import of_program
 
@@ -102,26 +102,19 @@ def post_of(rank: int, compile_: CompileRecord, *, is_uneven: bool) -> CompilePo
     digest = digest_compile(compile_, 0)
     program = "" if is_uneven else _sha(digest, _PROGRAM)
     lowered = "" if is_uneven else _sha(digest, (Layer.LOWERED, Layer.KERNELS))
+    # Those of DTensor parameters under a backend that does not lower are not recorded. DTensor arguments do not count:
+    # one rank alone may read them, e.g. to log.
+    sources = [guard.source for guard in compile_.guards if guard.source.endswith(LOCAL_TENSOR)]
+    is_sharded = any("_parameters[" in source for source in sources)
+    has_unseen = is_sharded and not is_uneven and not compile_.has_lowered
     return CompilePost(
         rank=rank,
         frame=digest.frame,
         program=program,
         collectives=_sha(digest, (Layer.COLLECTIVES,)),
         lowered=lowered,
-        num_collectives=len(compile_.collectives) or int(not is_uneven and _has_unseen_collectives(compile_)),
+        num_collectives=len(compile_.collectives) or int(has_unseen),
     )
-
-
-def _has_unseen_collectives(compile_: CompileRecord) -> bool:
-    """True for DTensor parameters under a backend that does not lower: their collectives are not recorded.
-
-    DTensor arguments do not count: one rank alone may read them, e.g. to log.
-    """
-    return not compile_.has_lowered and any(map(_is_of_sharded_parameter, compile_.guards))
-
-
-def _is_of_sharded_parameter(guard: Guard) -> bool:
-    return guard.source.endswith(LOCAL_TENSOR) and "_parameters[" in guard.source
 
 
 def _sha(digest: CompileDigest, layers: tuple[Layer, ...]) -> str:
@@ -358,14 +351,6 @@ class RankState(Frozen):
     def has_issued(self, wanted: Issued) -> bool:
         """True when the rank has issued that collective."""
         return wanted.id in [issued.id for issued in self.issued]
-
-    def issued_by(self, region: str) -> tuple[Issued, ...]:
-        """Its last collectives that calls of a region issued."""
-        return tuple(issued for issued in self.issued if issued.region == region)
-
-    def calls_of(self, region: str) -> int:
-        """Number of its calls of a region."""
-        return self.calls.get(region, 0)
 
     def last_number(self, group: str) -> int:
         """Number of the last collective it issued in a group, 0 for none."""

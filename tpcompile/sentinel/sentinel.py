@@ -158,7 +158,7 @@ class Sentinel:
         self._hooks = Hooks(
             self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
             say_raising=lambda: self._block_end.compile_raises(),
-            on_compile=lambda compile_: self._safely(lambda: refused.on_compile(compile_)),
+            on_compile=lambda compile_: self._effects.safely(lambda: refused.on_compile(compile_)),
         )  # fmt: skip
         self._alarms = Alarms(self.log, self.session, self._progress, self._snapshot, ends_job=policy == "stop")
         self._losses = Losses(self.log, self.protocol, self._snapshot)
@@ -188,9 +188,6 @@ class Sentinel:
         self._on(event)
         if isinstance(event, ev.Tick):
             self._keeper.tick(event.now_s)
-
-    def _safely(self, act: Callable[[], object]) -> None:
-        self._effects.safely(act)
 
     @property
     def is_active(self) -> bool:

@@ -380,8 +380,9 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     kernels that each rank chose by its own timings do not either: the program is the same, only rounding differs.
     """
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
-    is_mild = all(_is_mild(divergence, kernels) for divergence in red)
-    return not is_mild or _has_more_red_checks(verdict, red)
+    may_choose = kernels == "warn"
+    grave = [one for one in red if one.layer != Layer.ENVIRONMENT and not (may_choose and one.is_choice)]
+    return bool(grave) or _has_more_red_checks(verdict, red)
 
 
 def _has_more_red_checks(verdict: Verdict, divergences: Sequence[Divergence]) -> bool:
@@ -391,9 +392,3 @@ def _has_more_red_checks(verdict: Verdict, divergences: Sequence[Divergence]) ->
     for divergence in divergences:
         layers.difference_update([divergence.layer, *divergence.consequences])
     return bool(layers)
-
-
-def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:
-    if divergence.layer == Layer.ENVIRONMENT:
-        return True
-    return kernels == "warn" and divergence.is_choice

@@ -43,7 +43,11 @@ def wrong_group(situation: Situation) -> Finding | None:
     """The finding where two ranks wait at one line in different groups with the same members."""
     waits = situation.now.found(lambda state: _wait(state, situation))
     pairs = combinations(waits.values(), 2)
-    one = first(ours for ours, theirs in pairs if _is_other_group(ours, theirs))
+    one = first(
+        ours
+        for ours, theirs in pairs
+        if ours.group != theirs.group and (ours.place, ours.members) == (theirs.place, theirs.members)
+    )
     return _describe(waits, one.place) if one is not None else None
 
 
@@ -74,10 +78,6 @@ def _wait(state: RankState, situation: Situation) -> _Wait | None:
     if state.rank in situation.calling:
         return _Wait(state, state.calling, place_of(state.stack), state.line)
     return None
-
-
-def _is_other_group(ours: _Wait, theirs: _Wait) -> bool:
-    return ours.group != theirs.group and (ours.place, ours.members) == (theirs.place, theirs.members)
 
 
 def _describe(waits: ByRank[_Wait], place: Place) -> Finding:
