@@ -94,8 +94,11 @@ def _possible_rows(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]
     size, num_ranks, total = sizes[0], len(sizes), sum(sizes)
     in_order = [_in_order(sizes, length)]
     are_equal = len(set(sizes)) == 1
+    if total == length and not are_equal:
+        return in_order
     if total == length:
-        return [*in_order, *_packed(size, num_ranks), *_in_turn(size, num_ranks)] if are_equal else in_order
+        in_turn = tuple(torch.arange(rank, length, num_ranks) for rank in range(num_ranks))  # a row to each rank
+        return [*in_order, *_packed(size, num_ranks), *([in_turn] if size > 1 else [])]
     if total < length:
         return []
     shared: list[tuple[Tensor, ...]] = []
@@ -127,13 +130,6 @@ def _packed(size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
                 )
             )
     return found
-
-
-def _in_turn(size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
-    """A row to each rank in turn."""
-    if size == 1:
-        return []
-    return [tuple(torch.arange(rank, size * num_ranks, num_ranks) for rank in range(num_ranks))]
 
 
 def _shared(length: int, size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
