@@ -198,15 +198,6 @@ class _Walk:
         self._text(value.__qualname__)
         self._then([] if value.__self__ is None else [value.__self__])
 
-    def _wrapper(self, value: Any) -> None:
-        self._then(
-            [getattr(value, "__func__", None), *(getattr(value, name, None) for name in ("fget", "fset", "func"))]
-        )
-
-    def _cached(self, value: Any) -> None:
-        """A function of functools.cache, and what it has kept."""
-        self._then([value.__wrapped__, *gc.get_referents(value)])
-
     def _mesh(self, value: DeviceMesh) -> None:
         names = value.mesh_dim_names or ()
         groups = [value.get_group(index) for index in range(value.ndim)]
@@ -305,8 +296,12 @@ _HANDLERS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
     (DeviceMesh, _Walk._mesh),
     (torch.Generator, lambda walk, value: walk._text(value.device, _of_values(value.get_state()))),
     (logging.Logger, lambda walk, value: walk._text(value.name, value.level, value.disabled)),
-    ((staticmethod, classmethod, property, functools.cached_property), _Walk._wrapper),
-    (functools._lru_cache_wrapper, _Walk._cached),
+    (
+        (staticmethod, classmethod, property, functools.cached_property),
+        lambda walk, value: walk._then([getattr(value, name, None) for name in ("__func__", "fget", "fset", "func")]),
+    ),
+    # Such a function, and what it has kept.
+    (functools._lru_cache_wrapper, lambda walk, value: walk._then([value.__wrapped__, *gc.get_referents(value)])),
     (weakref.ref, lambda walk, value: walk._then([value()])),
     (
         (dict, types.MappingProxyType),

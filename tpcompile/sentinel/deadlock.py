@@ -15,9 +15,10 @@ from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.timeline.stream import place_of
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import RankState, place_of
+from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.situation import Lost, Situation
 from tpcompile.sentinel.waits import Wait, waits_of_rank
@@ -77,7 +78,7 @@ def _ending_waits_of(rank: int, seen: ByRank[Seen]) -> Situation | None:
 
 
 def _situation(seen: ByRank[Seen]) -> Situation:
-    states = seen.map(_state)
+    states = seen.map(lambda one: one.state)
     return Situation(states, before=states, lost=ByRank[Lost]({}))
 
 
@@ -139,7 +140,7 @@ def _place(state: RankState) -> tuple[object, ...]:
 def _finding(ring: tuple[Wait, ...], seen: ByRank[Seen]) -> Finding:
     says = "; ".join(f"rank {wait.rank} waits {wait.what}" for wait in ring)
     ranks = tuple(sorted({wait.rank for wait in ring}))
-    states = seen.map(_state)
+    states = seen.map(lambda one: one.state)
     details = tuple(map(describe, states.values()))
     explained = parted(states, domains=seen.map(lambda one: one.domain).groups(), are_stuck=True)
     if explained is not None:
@@ -147,7 +148,3 @@ def _finding(ring: tuple[Wait, ...], seen: ByRank[Seen]) -> Finding:
     observed = f"each rank waits for the next one: {says}"
     line = first(known(state.wait_line for state in states.among(ranks).values()))
     return Finding(Cause.STUCK_COLLECTIVE, observed, ranks, line, details)
-
-
-def _state(one: Seen) -> RankState:
-    return one.state

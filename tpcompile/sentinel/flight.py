@@ -123,7 +123,8 @@ def point_to_point(
         here = last(user_stack(frame))
         one = last([one for one in waited if here is not None and last(_posted_at(one)) == here]) or waited[0]
         return _waited(one, op=one.op, peer=one.peer, line=last(_posted_at(one)))
-    in_flight = list(filter(None, map(_p2p_in_flight, _recorded_entries())))
+    entries = watching.recorded_collectives().get("entries", ())
+    in_flight = list(filter(None, map(_p2p_in_flight, entries)))
     return _numbered(in_flight, posted) if in_flight else None
 
 
@@ -137,13 +138,8 @@ def _waited(posted: Posted | None, **fields: Any) -> PointToPoint:
 def has_message_in_flight(*, for_s: float) -> bool:
     """True for a send or receive that NCCL's recorder has had in flight for more than `for_s`."""
     now_ns = time.time_ns()
-    messages = filter(_p2p_in_flight, _recorded_entries())
+    messages = filter(_p2p_in_flight, watching.recorded_collectives().get("entries", ()))
     return any(now_ns - entry.get("time_created_ns", now_ns) > for_s * 1e9 for entry in messages)
-
-
-def _recorded_entries() -> Sequence[Mapping[str, Any]]:
-    entries: Sequence[Mapping[str, Any]] = watching.recorded_collectives().get("entries", ())
-    return entries
 
 
 def _numbered(in_flight: Sequence[PointToPoint], posted: Iterable[Posted]) -> PointToPoint:
@@ -163,7 +159,7 @@ def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
         return None
     peer = int(match["peer"])
     ranks = watching.group_members().get(_group(entry), ())
-    line = _innermost(entry.get("frames", []))
+    line = first(_users(entry.get("frames", [])))
     return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
 
 
@@ -185,7 +181,7 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
     entries = [watching.is_compiled_call(frame["name"], frame["filename"]) for frame in frames]
     depths = [depth for depth, is_entry in enumerate(entries) if is_entry]
     # The user's line that called the compiled code in which the innermost of the frames runs.
-    call_line = _innermost(frames[depths[-1] + 1 :]) if depths else None
+    call_line = first(_users(frames[depths[-1] + 1 :])) if depths else None
     num_before = bisect.bisect(begun, created_ns, key=lambda one: one[0]) if call_line else 0
     region, call = begun[num_before - 1][1:] if num_before else ("", 0)
     sizes = ("x".join(map(str, size)) or "scalar" for size in entry.get("input_sizes", []))
@@ -202,11 +198,6 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
         region=region,
         call=call,
     )
-
-
-def _innermost(frames: Iterable[Mapping[str, Any]]) -> UserLine | None:
-    """The innermost frame of the user's code."""
-    return first(_users(frames))
 
 
 def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
@@ -245,11 +236,8 @@ def is_blocked(frame: FrameType | None) -> bool:
     if watching.waits_for_work(frame):
         return True
     innermost = islice(watching.frames_from(frame), 4)
-    return any(map(_waits, takewhile(_may_wait, innermost)))
-
-
-def _may_wait(frame: FrameType) -> bool:
-    return watching.is_torch(frame.f_code.co_filename) or _is_own_collective(frame)
+    within = takewhile(lambda one: watching.is_torch(one.f_code.co_filename) or _is_own_collective(one), innermost)
+    return any(map(_waits, within))
 
 
 def _waits(frame: FrameType) -> bool:

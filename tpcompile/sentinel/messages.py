@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Literal
 
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.layers.equivalent import LOCAL_TENSOR
 from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.bounds import Number, Rank, Seconds
 from tpcompile.evidence.text.lines import of_program
+from tpcompile.evidence.timeline.stream import Place, place_of
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
 """Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
@@ -28,19 +29,7 @@ TRIGGERS = {
 COMPILES = frozenset(TRIGGERS.values())
 FINISHED = "finished"
 """`ended` of a rank that left at the end of the watched block."""
-Place = tuple[tuple[str, int], ...]
-"""Files and lines of a stack, outermost first."""
 Key = tuple[str, Place]
-
-
-def place_of(stack: Iterable[UserLine]) -> Place:
-    """Files and lines of a stack."""
-    return tuple((frame.file, frame.line) for frame in stack)
-
-
-def at(line: UserLine | None) -> str:
-    """` at LINE`, or empty when the line is not known."""
-    return f" at {line}" if line else ""
 
 
 class Position(Frozen):
@@ -192,7 +181,7 @@ class Issued(Frozen):
         return self.what, self.place
 
     def __str__(self) -> str:
-        return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at(self.line)}"
+        return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at_text(self.line)}"
 
 
 class Message(Frozen):
@@ -232,7 +221,7 @@ class PointToPoint(Frozen):
 
     def __str__(self) -> str:
         tag = f" with tag {self.tag}" if self.tag else ""
-        return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{tag}{at(self.line)}"
+        return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{tag}{at_text(self.line)}"
 
 
 _TOWARDS = {"send": "to", "recv": "from"}

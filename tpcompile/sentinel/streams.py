@@ -13,8 +13,8 @@ from types import ModuleType
 from tpcompile.evidence.iterables import differ, find, first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.source import loop_around
-from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream, TimedStream
-from tpcompile.sentinel.messages import FINISHED, Issued, Message, RankState, place_of
+from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream, TimedStream, place_of
+from tpcompile.sentinel.messages import FINISHED, Issued, Message, RankState
 from tpcompile.sentinel.situation import Lost
 from tpcompile.torch_api import watching
 

@@ -12,10 +12,12 @@ from typing import NamedTuple
 from tpcompile.evidence.groups.by_rank import ByRank, itself
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.timeline.stream import Place, place_of
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import Place, RankState, at, place_of
+from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.situation import Situation
 
 
@@ -86,5 +88,5 @@ def _describe(waits: ByRank[_Wait], place: Place) -> Finding:
     one = here[odd[0]]
     says = "; ".join(f"rank {rank} waits in group {wait.group!r}" for rank, wait in here.items())
     members = ranks_text(one.state.members.get(one.group, ()))
-    observed = f"the ranks use different process groups with the same members {members}{at(one.line)}: {says}"
+    observed = f"the ranks use different process groups with the same members {members}{at_text(one.line)}: {says}"
     return Finding(Cause.GROUP, observed, odd, one.line)
