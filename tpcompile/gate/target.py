@@ -202,7 +202,9 @@ def _find_first_wrong(
             return run_step(target, target.program, run, trains=lambda _changes: trains).named
 
     alone = [Run(partial(_named, run), module) for run, module in _alone(target, drawn, trains=trains)]
-    dtype = _coarsest(target.reference)
+    parameters = [] if target.reference is None else target.reference.parameters()
+    dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
     on_one_rank = partial(_on_one_rank, phases, target, trains=trains)
     with phases.phase(f"{TARGET}/localise", "find the first wrong op"), phases.ranks.last_state.not_followed():
         found = wrong_op_of(
@@ -210,7 +212,7 @@ def _find_first_wrong(
             alone,
             wrong,
             group,
-            dtype=dtype,
+            dtype=coarsest,
             device=phases.device,
             on_one_rank=on_one_rank,
             axes=_other_axes(target),
@@ -249,10 +251,3 @@ def _on_one_rank(phases: Phases, target: Target, *, trains: bool) -> Iterator[Ru
 
 def _named(run: Callable[[], Ran]) -> dict[str, Tensor]:
     return run().named
-
-
-def _coarsest(module: nn.Module | None) -> torch.dtype:
-    """The dtype with the largest rounding among the parameters."""
-    parameters = [] if module is None else module.parameters()
-    dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

@@ -17,7 +17,7 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.judgement.verdict import agree_rules
 from tpcompile.evidence.records import Check, RankRecord, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.rundir import RunDir
+from tpcompile.evidence.rundir import RunDir, read_record
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.conclude import with_branch
 from tpcompile.evidence.timeline.flow import Flow
@@ -30,7 +30,7 @@ from tpcompile.sentinel.deadlock import Deadlock, Seen
 from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
-from tpcompile.sentinel.kept import Kept, read_kept
+from tpcompile.sentinel.kept import Kept
 from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.situation import Lost, Situation
 
@@ -43,7 +43,7 @@ _ROUNDS = 3
 def kept_in(folders: Sequence[Path]) -> ByRank[Kept]:
     """What the ranks have kept, with the rings that are on this host. Raises ConfigError, PreflightError."""
     files = [file for folder in folders for file in folder.glob("kept/rank_*.json")]
-    found = {kept.rank: kept.with_ring() for kept in map(read_kept, files)}
+    found = {kept.rank: kept.with_ring() for kept in (read_record(Kept, file) for file in files)}
     return ByRank(dict(sorted(found.items())))
 
 

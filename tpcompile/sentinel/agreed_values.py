@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from types import FrameType
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.records import UserLine
 from tpcompile.preflight.fingerprint import describe, local_of
 from tpcompile.preflight.inputs import named_leaves
 from tpcompile.preflight.weights import Group, Layout, layout_by_dtensor
@@ -197,10 +195,5 @@ def _value(hashed: _Hashed) -> Value:
     bits = hashed.bits
     if hashed.sums is not None:
         bits = "".join(f"{lane & (1 << 64) - 1:016x}" for lane in hashed.sums.tolist())
-    line = _user_line(hashed.place) if hashed.place is not None else None
+    line = flight.user_line(*hashed.place) if hashed.place is not None else None
     return Value(name=hashed.name, call=hashed.call, what=hashed.what, bits=bits, line=line, step=hashed.step)
-
-
-@lru_cache(maxsize=1024)
-def _user_line(place: _Place) -> UserLine | None:
-    return flight.user_line(*place)
