@@ -50,11 +50,6 @@ def triton_sources(code: str) -> dict[str, str]:
     return found
 
 
-def phase_of(code: str) -> str:
-    """`forward` or `backward`."""
-    return parse_kernels(code, roles=GroupRoles({}))[0]
-
-
 def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:
     """None for a call that launches nothing: an allocation, a view, a guard of the device."""
     target = ast.unparse(call.func)

@@ -17,7 +17,8 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.judgement.verdict import agree_rules
 from tpcompile.evidence.records import Check, RankRecord, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
-from tpcompile.evidence.rundir import RunDir, read_record
+from tpcompile.evidence.records.reader import read_record
+from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.conclude import with_branch
 from tpcompile.evidence.timeline.flow import Flow

@@ -39,19 +39,17 @@ _BLOCKING_FILES = ("distributed_c10d.py", "_functional_collectives.py", "c10d_lo
 _BLOCKING = frozenset({"wait_tensor", "wait", "synchronize", "item", "barrier", "monitored_barrier", "redispatch"})
 
 
-def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[Begun]) -> tuple[Issued, ...]:
-    """The flight recorder's dump -> the last collectives of every group, oldest first.
-
-    `begun` are the calls of compiled regions; a collective issued in one carries its number.
-    """
-    collectives = [entry for entry in dump.get("entries", ()) if not entry.get("is_p2p")]
-    newest = [entries[-_KEPT_PER_GROUP:] for entries in grouped(collectives, _group).values()]
-    return tuple(_issued(entry, now_ns, begun) for entry in chain.from_iterable(newest))
-
-
 def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
-    """Collectives issued by this process; empty without a flight recorder (TORCH_FR_BUFFER_SIZE=0)."""
-    return issued_collectives(watching.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
+    """The last collectives of every group that this process issued, oldest first.
+
+    Empty without a flight recorder (TORCH_FR_BUFFER_SIZE=0). `begun` are the calls of compiled regions; a collective
+    issued in one carries its number.
+    """
+    entries = watching.recorded_collectives().get("entries", ())
+    now_ns = time.time_ns()
+    by_group = grouped((entry for entry in entries if not entry.get("is_p2p")), _group)
+    newest = (alike[-_KEPT_PER_GROUP:] for alike in by_group.values())
+    return tuple(_issued(entry, now_ns, begun) for entry in chain.from_iterable(newest))
 
 
 def issuing_places(issued: Iterable[Issued], sent: Iterable[Message] = ()) -> tuple[Code, ...]:

@@ -33,12 +33,8 @@ def streams_of(states: Mapping[int, RankState], lost: Mapping[int, Lost]) -> dic
     return known | {rank: stream for rank, stream in gone.items() if stream is not None}
 
 
-def by_role(streams: Mapping[int, Stream]) -> dict[int, Stream]:
+def by_role(stream: Stream) -> Stream:
     """The same with groups by their role: ranks of different domains then issue the same, with sizes of their own."""
-    return {rank: _by_role(stream) for rank, stream in streams.items()}
-
-
-def _by_role(stream: Stream) -> Stream:
     events = [
         event.model_copy(update={"group": _role(event.group), "content": {}, "own": {**event.own, **event.content}})
         for event in stream.events
