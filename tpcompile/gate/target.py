@@ -162,15 +162,12 @@ def _alone(target: Target, drawn: Drawn, *, trains: bool) -> list[tuple[Callable
     exactly = copied(reference, "the reference").double()
     exact_inputs = error_ratio.cast(target.inputs, torch.float64)
 
-    def run_single() -> Ran:
-        with drawn.recorded():
-            return _run_alone(target, reference, target.inputs, trains=trains)
+    def run(drawing: Callable[[], AbstractContextManager[Any]], module: nn.Module, inputs: Inputs) -> Ran:
+        with drawing():
+            return _run_alone(target, module, inputs, trains=trains)
 
-    def run_exact() -> Ran:
-        with drawn.exactly():
-            return _run_alone(target, exactly, exact_inputs, trains=trains)
-
-    return [(run_single, reference), (run_exact, exactly)]
+    run_single = partial(run, drawn.recorded, reference, target.inputs)
+    return [(run_single, reference), (partial(run, drawn.exactly, exactly, exact_inputs), exactly)]
 
 
 def _run_alone(target: Target, module: nn.Module, inputs: Inputs, *, trains: bool) -> Ran:

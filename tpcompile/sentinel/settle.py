@@ -70,11 +70,6 @@ class _Settled:
     """This rank judged, and reports to the user."""
 
     @property
-    def to_tell(self) -> Verdict | None:
-        """The verdict, if this rank reports it."""
-        return self.verdict if self.is_judge else None
-
-    @property
     def exit_code(self) -> int:
         """Exit code, equal on all ranks."""
         return self.verdict.exit_code if self.verdict is not None else ExitCode.FAIL
@@ -250,8 +245,8 @@ class Settlement:
             self._publish_in_turn(settled)
         except TpCompileError as error:
             logger.error("no report: {}", error)
-            if settled.to_tell is not None:
-                logger.error("rank divergence: {}", settled.to_tell.summary)
+            if settled.is_judge and settled.verdict is not None:
+                logger.error("rank divergence: {}", settled.verdict.summary)
         self._tell_launcher(settled)
         for rank in filter(self.is_gone, settled.alarm.gone):
             self._keeper.adopt(rank)
