@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -34,7 +34,7 @@ class Part:
         if units % owners == 0:
             return self.size // owners
         if not self.padded:
-            good = [n for n in _divisors(units) if n <= 64]
+            good = [n for n in range(1, min(units, 64) + 1) if units % n == 0]
             raise ConfigError(f"{name}={units} is not divisible by tp={owners}; choose tp from {good}, or pad it")
         rows = -(-units // owners) * self.unit
         return -(-rows // self.align) * self.align
@@ -79,7 +79,8 @@ class ShardSpec:
         pieces = []
         for part, rows in zip(self.packed, full.split(self.sizes, self.dim), strict=True):
             start, count = part.rows(rank=rank, tp=size)
-            pieces.append(_fill(rows.narrow(self.dim, start, count), self.dim, part.share(size)))
+            own, missing = rows.narrow(self.dim, start, count), part.share(size) - count
+            pieces.append(F.pad(own, [0, 0] * (own.dim() - 1 - self.dim) + [0, missing]) if missing else own)
         return torch.cat(pieces, self.dim)
 
     def join(self, shards: Sequence[Tensor]) -> Tensor:
@@ -100,13 +101,3 @@ class ShardSpec:
 
 Layout: TypeAlias = ShardSpec | int
 """A layout, or the dim that is sharded in equal parts."""
-
-
-def _fill(rows: Tensor, dim: int, size: int) -> Tensor:
-    """Zeros after the rows of `dim`, up to `size`."""
-    missing = size - rows.shape[dim]
-    return rows if not missing else F.pad(rows, [0, 0] * (rows.dim() - 1 - dim) + [0, missing])
-
-
-def _divisors(n: int) -> Iterator[int]:
-    return (k for k in range(1, n + 1) if n % k == 0)

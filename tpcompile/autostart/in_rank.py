@@ -55,7 +55,10 @@ def end(error: BaseException | None = None) -> None:
     """Stop watching; ranks that leave compare what they compiled."""
     while _SENTINELS:
         sentinel = _SENTINELS.pop()
-        _keep_stream(sentinel)
+        # What this rank did, for the page of the run: the flight recorder ends with the process.
+        with suppress(OSError, RuntimeError, TpCompileError):
+            directory = RunDir(Settings.from_json(os.environ[SETTINGS]).run_dir)
+            directory.write_text(f"streams/rank_{sentinel.rank}.json", sentinel.stream().to_json())
         tb = error.__traceback__ if error is not None else None
         try:
             sentinel.__exit__(type(error) if error is not None else None, error, tb)
@@ -73,13 +76,6 @@ def _say_when_interrupted(sentinel: Sentinel) -> None:
             _note(sentinel, has_looked=True)
             return
         time.sleep(_POLL_S)
-
-
-def _keep_stream(sentinel: Sentinel) -> None:
-    """Write what this rank did, for the page of the run: the flight recorder ends with the process."""
-    with suppress(OSError, RuntimeError, TpCompileError):
-        directory = RunDir(Settings.from_json(os.environ[SETTINGS]).run_dir)
-        directory.write_text(f"streams/rank_{sentinel.rank}.json", sentinel.stream().to_json())
 
 
 def _give_way() -> None:

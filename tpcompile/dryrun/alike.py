@@ -104,7 +104,12 @@ class _Tracing:
             for ended in self._forks.run(these, self._ask):
                 if self._is_traced(ended):
                     yield ended
-        for ended in self._forks.run(self._doubtful(), lambda rank: Asked()):
+        # Ranks of a domain in which another one compiled something else are traced: a difference is shown by records of
+        # both sides, which can be compared again.
+        split = {domain for domain, contents in self._domains.items() if len(contents) > 1}
+        domains = {rank: ended.left.domain if ended.left is not None else "" for rank, ended in self._alike.items()}
+        doubtful = sorted(rank for rank, domain in domains.items() if domain in split)[:_MAX_CONFIRMED]
+        for ended in self._forks.run(doubtful, lambda rank: Asked()):
             del self._alike[ended.rank]
             yield ended
         yield from self._alike.values()
@@ -143,15 +148,3 @@ class _Tracing:
             self._starts[left.start] = rank
         self._num_starts += 1
         self._has_starts = self._num_starts <= max(_MAX_STARTS + self._plan.group_size, len(self._alike))
-
-    def _doubtful(self) -> list[int]:
-        """Ranks that were not traced, and whose domain has a rank that compiled something else.
-
-        They are traced: a difference is shown by records of both sides, which can be compared again.
-        """
-        split = {domain for domain, contents in self._domains.items() if len(contents) > 1}
-        return sorted(rank for rank, ended in self._alike.items() if _domain(ended) in split)[:_MAX_CONFIRMED]
-
-
-def _domain(ended: Ended) -> str:
-    return ended.left.domain if ended.left is not None else ""

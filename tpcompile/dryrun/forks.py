@@ -115,7 +115,10 @@ class Forks:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             end_with_parent()
             if os.getppid() == parent:
-                _redirect(_log(self.run_dir, rank))
+                # What the user's program prints would be in the output once for each rank.
+                log = os.open(_log(self.run_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
                 # Makes the thread pool anew that a fork leaves broken: two threads of autograd at once find none.
                 torch.set_num_threads(1)
                 gc.set_threshold(_ALLOCATED)
@@ -141,13 +144,6 @@ def _kill(pid: int) -> None:
     for kill in (os.killpg, os.kill):  # the group does not exist before the rank, or we, have made it
         with suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-
-
-def _redirect(log: Path) -> None:
-    """What the user's program prints would be in the output once for each rank."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
 
 
 def _log(run_dir: RunDir, rank: int) -> Path:

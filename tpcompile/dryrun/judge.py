@@ -10,7 +10,6 @@ from typing import Any
 from tpcompile.dryrun.forks import Ended
 from tpcompile.dryrun.group_order import GroupOrder
 from tpcompile.dryrun.plan import Plan
-from tpcompile.dryrun.rank import Left
 from tpcompile.errors import ConfigError, ExitCode
 from tpcompile.evidence.digests.digest import environment_items, layer_items
 from tpcompile.evidence.judgement.verdict import Absent, capture_rules, conclude
@@ -48,7 +47,10 @@ class Judge:
             return
         if left.refused:
             raise ConfigError(left.refused)
-        digest = left.digest if left.same_as is None else self._as_rank(left, rank)
+        digest = left.digest
+        if left.same_as is not None:  # what it would have left: its calls start as those of the rank that was traced
+            place = {"rank": rank, "domain": left.domain, "coordinate": left.coordinate, "places": left.places}
+            digest = self._digests[left.same_as].model_copy(update=place)
         assert digest is not None
         self._digests[rank] = digest
         self._groups.take(rank, left)
@@ -63,12 +65,6 @@ class Judge:
         alike.append(rank)
         self._same_as[rank] = alike[0]
         self.num_traced += 1
-
-    def _as_rank(self, left: Left, rank: int) -> RankDigest:
-        """What this rank would have left: its calls start as those of the rank that was traced."""
-        assert left.same_as is not None
-        place = {"rank": rank, "domain": left.domain, "coordinate": left.coordinate, "places": left.places}
-        return self._digests[left.same_as].model_copy(update=place)
 
     def verdict(self) -> Verdict:
         """The verdict on all ranks so far."""

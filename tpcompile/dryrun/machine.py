@@ -69,15 +69,11 @@ class EmptyOnGpu(TorchDispatchMode):
         """Call among tensors that hold nothing where one is, or will be, on the GPU."""
         kwargs = kwargs or {}
         leaves = tree_flatten((args, kwargs))[0]
-        if not any(map(_is_on_gpu, leaves)):
+        devices = (leaf if isinstance(leaf, torch.device) else getattr(leaf, "device", None) for leaf in leaves)
+        if not any(getattr(device, "type", "") in _ON_GPU for device in devices):
             return func(*args, **kwargs)
         with self.empty:
             return func(*args, **_without_generator(kwargs))
-
-
-def _is_on_gpu(value: Any) -> bool:
-    device = value if isinstance(value, torch.device) else getattr(value, "device", None)
-    return getattr(device, "type", "") in _ON_GPU
 
 
 def _without_generator(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import exact_ranks
 from tpcompile.ranks.env import local_variables
 from tpcompile.recording.flow import FlowRecorder
-from tpcompile.torch_api.c10d import GroupMade
 from tpcompile.torch_api.hooks import compile_callbacks
 
 _RANKS_PER_NODE = 8
@@ -82,7 +81,9 @@ def leave(plan: Plan, rank: int, run_dir: RunDir, asked: Asked) -> None:
 
     Writes its record and `rank_N/left.json`.
     """
-    os.environ.update(_variables(plan, rank))
+    on_node = min(_RANKS_PER_NODE, plan.world_size)
+    os.environ.update(local_variables(rank, plan.world_size, _PORT))
+    os.environ.update({"LOCAL_RANK": str(rank % on_node), "LOCAL_WORLD_SIZE": str(on_node)})
     before = installed_modules() if asked.is_first else {}
     try:
         with _recorded_lines(asked.ring):
@@ -114,6 +115,10 @@ def _recorded_lines(ring: str) -> Iterator[None]:
 
 def _left(found: Traced, run_dir: RunDir, asked: Asked) -> Left:
     hash_of_groups = _hash("\n".join(f"{made.name} {made.ranks}" for made in found.groups))
+    groups = tuple(
+        Group(name=made.name.removeprefix("mesh_"), ranks=exact_ranks(made.ranks), line=made.line)
+        for made in found.groups
+    )
     left = Left(
         start=found.start,
         same_as=found.same_as,
@@ -121,7 +126,7 @@ def _left(found: Traced, run_dir: RunDir, asked: Asked) -> Left:
         coordinate=found.domain.coordinate,
         places=found.places,
         groups=hash_of_groups,
-        groups_made=() if hash_of_groups in asked.groups else tuple(map(_group, found.groups)),
+        groups_made=() if hash_of_groups in asked.groups else groups,
         allow=tuple((Layer(layer), text, why) for layer, text, why in found.allow),
         failed=found.failed,
     )
@@ -140,19 +145,8 @@ def _left(found: Traced, run_dir: RunDir, asked: Asked) -> Left:
     return left.model_copy(update=update)
 
 
-def _group(made: GroupMade) -> Group:
-    return Group(name=made.name.removeprefix("mesh_"), ranks=exact_ranks(made.ranks), line=made.line)
-
-
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _variables(plan: Plan, rank: int) -> Mapping[str, str]:
-    """What torchrun sets for this rank, on nodes of 8."""
-    on_node = min(_RANKS_PER_NODE, plan.world_size)
-    local = {"LOCAL_RANK": str(rank % on_node), "LOCAL_WORLD_SIZE": str(on_node)}
-    return {**local_variables(rank, plan.world_size, _PORT), **local}
 
 
 def left_name(rank: int) -> str:

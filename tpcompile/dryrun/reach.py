@@ -134,7 +134,9 @@ class _Walk:
         if handler is not None:
             handler(self, value)
         elif not isinstance(value, _BY_TYPE):
-            self._object(value)
+            # Any other object: its class, attributes and slots; one with a state in C as it would be pickled.
+            held = list(_attributes(value)) if _is_of_python(kind) else [_pickled(value)]
+            self._then([kind, *held])
 
     def _handler(self, value: Any) -> Callable[[_Walk, Any], None] | None:
         for kind, handler in _HANDLERS:
@@ -146,15 +148,6 @@ class _Walk:
 
     def _by_text(self, value: Any) -> None:
         self._text(value)
-
-    def _module(self, value: types.ModuleType) -> None:
-        self._text(value.__name__)
-
-    def _mapping(self, value: Mapping[Any, Any]) -> None:
-        self._then([*value.keys(), *value.values(), *_attributes(value)])
-
-    def _items(self, value: Iterable[Any]) -> None:
-        self._then([*value, *_attributes(value)])
 
     def _class(self, value: type) -> None:
         """A class by its place and what its functions name; a user's class with all that is in it."""
@@ -174,13 +167,11 @@ class _Walk:
         self._text(value.__qualname__, _of_code(value.__code__))
         self._named(value)
         cells = [_content(cell) for cell in value.__closure__ or ()]
-        users = [] if _is_packages(value.__code__.co_filename) else self._globals_of(value)
+        is_users = not _is_packages(value.__code__.co_filename)
+        # The globals that a user's function names are walked: it may not be in a module that was imported.
+        names = [name for name in _names(value.__code__) if name in value.__globals__] if is_users else []
+        users = [value.__globals__[name] for name in names]
         self._then([*cells, value.__defaults__, value.__kwdefaults__, value.__dict__, *users])
-
-    def _globals_of(self, function: types.FunctionType) -> list[Any]:
-        """The globals that a user's function names, walked: it may not be in a module that was imported."""
-        names = _names(function.__code__)
-        return [function.__globals__[name] for name in names if name in function.__globals__]
 
     def _named(self, function: types.FunctionType) -> None:
         """What a function names in its module, and in the modules that it names there: functions by their place."""
@@ -203,33 +194,9 @@ class _Walk:
         elif isinstance(value, type):
             self._text(value.__qualname__)
 
-    def _method(self, value: types.MethodType) -> None:
-        self._then([value.__func__, value.__self__])
-
     def _builtin(self, value: types.BuiltinFunctionType) -> None:
         self._text(value.__qualname__)
         self._then([] if value.__self__ is None else [value.__self__])
-
-    def _wrapper(self, value: Any) -> None:
-        self._then(
-            [getattr(value, "__func__", None), *(getattr(value, name, None) for name in ("fget", "fset", "func"))]
-        )
-
-    def _cached(self, value: Any) -> None:
-        """A function of functools.cache, and what it has kept."""
-        self._then([value.__wrapped__, *gc.get_referents(value)])
-
-    def _reference(self, value: weakref.ref[Any]) -> None:
-        self._then([value()])
-
-    def _logger(self, value: logging.Logger) -> None:
-        self._text(value.name, value.level, value.disabled)
-
-    def _enum(self, value: enum.Enum) -> None:
-        self._text(value.name)
-
-    def _group(self, value: dist.ProcessGroup) -> None:
-        self._text(self._roles.get(value.group_name, "?"), value.size())
 
     def _mesh(self, value: DeviceMesh) -> None:
         names = value.mesh_dim_names or ()
@@ -245,24 +212,12 @@ class _Walk:
             return
         if value.layout is torch.strided:
             storage = value.untyped_storage()
-            self._text(value.stride(), value.storage_offset(), self._number_of(storage))
+            self._kept.append(storage)
+            number = self._storages.setdefault(storage._cdata, len(self._storages))  # one for all that share it
+            self._text(value.stride(), value.storage_offset(), number)
         if value.device.type == "cpu" and value.layout is torch.strided:
             self._text(_of_values(value))
         self._then([value.__dict__, value._backward_hooks, value.grad if value.is_leaf else None])
-
-    def _number_of(self, storage: torch.UntypedStorage) -> int:
-        """Tensors that share their storage have the same number."""
-        self._kept.append(storage)
-        return self._storages.setdefault(storage._cdata, len(self._storages))
-
-    def _generator(self, value: torch.Generator) -> None:
-        self._text(value.device, _of_values(value.get_state()))
-
-    def _object(self, value: Any) -> None:
-        """Any other object: its class, attributes and slots; one with a state in C as it would be pickled."""
-        kind = type(value)
-        held = list(_attributes(value)) if _is_of_python(kind) else [_pickled(value)]
-        self._then([kind, *held])
 
 
 def _is_of_python(kind: type) -> bool:
@@ -331,19 +286,26 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 _HANDLERS: tuple[tuple[Any, Callable[[_Walk, Any], None]], ...] = (
     (Tensor, _Walk._tensor),
     (types.FunctionType, _Walk._function),
-    (types.MethodType, _Walk._method),
+    (types.MethodType, lambda walk, value: walk._then([value.__func__, value.__self__])),
     (types.BuiltinFunctionType, _Walk._builtin),
-    (types.ModuleType, _Walk._module),
-    (enum.Enum, _Walk._enum),
+    (types.ModuleType, lambda walk, value: walk._text(value.__name__)),
+    (enum.Enum, lambda walk, value: walk._text(value.name)),
     (type, _Walk._class),
     (_BY_TEXT, _Walk._by_text),
-    (dist.ProcessGroup, _Walk._group),
+    (dist.ProcessGroup, lambda walk, value: walk._text(walk._roles.get(value.group_name, "?"), value.size())),
     (DeviceMesh, _Walk._mesh),
-    (torch.Generator, _Walk._generator),
-    (logging.Logger, _Walk._logger),
-    ((staticmethod, classmethod, property, functools.cached_property), _Walk._wrapper),
-    (functools._lru_cache_wrapper, _Walk._cached),
-    (weakref.ref, _Walk._reference),
-    ((dict, types.MappingProxyType), _Walk._mapping),
-    ((list, tuple, set, frozenset), _Walk._items),
+    (torch.Generator, lambda walk, value: walk._text(value.device, _of_values(value.get_state()))),
+    (logging.Logger, lambda walk, value: walk._text(value.name, value.level, value.disabled)),
+    (
+        (staticmethod, classmethod, property, functools.cached_property),
+        lambda walk, value: walk._then([getattr(value, name, None) for name in ("__func__", "fget", "fset", "func")]),
+    ),
+    # Such a function, and what it has kept.
+    (functools._lru_cache_wrapper, lambda walk, value: walk._then([value.__wrapped__, *gc.get_referents(value)])),
+    (weakref.ref, lambda walk, value: walk._then([value()])),
+    (
+        (dict, types.MappingProxyType),
+        lambda walk, value: walk._then([*value.keys(), *value.values(), *_attributes(value)]),
+    ),
+    ((list, tuple, set, frozenset), lambda walk, value: walk._then([*value, *_attributes(value)])),
 )

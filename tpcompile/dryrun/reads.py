@@ -146,7 +146,9 @@ def _note(called: FrameType, caller: FrameType | None, lines: dict[UserLine, Non
     if frame is None or frame.f_code.co_filename.startswith(_OWN):
         return
     file = frame.f_code.co_filename
-    is_folded = _FOLDING.search(file) is not None and id(called.f_code) in _READERS and not _is_of_mesh(called.f_code)
+    # Dynamo asks a mesh for the coordinate as it traces DTensor; `traced_reads` has what the program asks there.
+    is_of_mesh = id(called.f_code) in tripwires.OF_MESH
+    is_folded = _FOLDING.search(file) is not None and id(called.f_code) in _READERS and not is_of_mesh
     if _PASSES_ON.search(file):
         frame = _users(frame)
     if frame is not None and (is_folded or not is_library_file(frame.f_code.co_filename)):
@@ -154,24 +156,18 @@ def _note(called: FrameType, caller: FrameType | None, lines: dict[UserLine, Non
 
 
 def _past_wrappers(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and (frame.f_code.co_filename.startswith(_STDLIB) or _is_wrapper(frame)):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_STDLIB) and _WRAPPERS.search(file) is None:
+            break
         frame = frame.f_back  # os.getenv, Mapping.get; torch's decorators
     return frame
-
-
-def _is_wrapper(frame: FrameType) -> bool:
-    return _WRAPPERS.search(frame.f_code.co_filename) is not None
 
 
 def _users(frame: FrameType | None) -> FrameType | None:
     while frame is not None and is_library_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
-
-
-def _is_of_mesh(code: CodeType) -> bool:
-    """Dynamo asks a mesh for the coordinate as it traces DTensor; `traced_reads` has what the program asks there."""
-    return id(code) in tripwires.OF_MESH
 
 
 def _note_of_process(frame: FrameType, lines: dict[UserLine, None]) -> None:

@@ -87,7 +87,8 @@ def traced(plan: Plan, rank: int, asked: Asked) -> Traced:
         except TargetRaised as raised:
             error = raised.__cause__ or raised
             if asked.is_first and not plan.arch and _is_of_gpu(error):
-                raise ConfigError(_NEEDS_GPU.format(plan.target, _shortened(error))) from error
+                said = f"{type(error).__name__}: {error}".split("\n")[0][:_MAX_SAID]
+                raise ConfigError(_NEEDS_GPU.format(plan.target, said)) from error
             failed = failure_check(error, session, rank=rank, mode="", phase=run.phase)
         record = run.record(rank) if run.same_as is None else None
     return Traced(
@@ -111,11 +112,6 @@ def _is_of_gpu(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     is_named = any("cuda" in text.lower() for text in (str(error), *(frame.line or "" for frame in frames[-1:])))
     return is_named or any("/triton/" in frame.filename for frame in frames)
-
-
-def _shortened(error: BaseException) -> str:
-    line = f"{type(error).__name__}: {error}".split("\n")[0]
-    return line[:_MAX_SAID]
 
 
 class _Run:
@@ -182,14 +178,12 @@ class _Run:
         before = _random_states()
         with _watched(self.is_watched) as self.reads_in_calls:
             for phase, inputs in phases:
-                if inputs is not None:
-                    self._call(phase, target, program, inputs)
+                if inputs is None:
+                    continue
+                with self.machine.calling(), self._in(phase), raised_by(self.plan.target):
+                    self.session.count_call()
+                    call_target(target, program, inputs)
         self.draws = before != _random_states()
-
-    def _call(self, phase: str, target: Target, program: object, inputs: Inputs) -> None:
-        with self.machine.calling(), self._in(phase), raised_by(self.plan.target):
-            self.session.count_call()
-            call_target(target, program, inputs)
 
     @contextmanager
     def _in(self, phase: str) -> Iterator[None]:

@@ -173,13 +173,11 @@ class Selection:
         """What all ranks run for tensors of these shapes: the fast path `name`, or its reference."""
         shape = ShapeClass.of(shapes, dtype, tp=len(self._ranks), variant=variant)
         if (name, shape) not in self._agreed:
-            self._agreed[name, shape] = self._agree(self._chosen(name, shape))
+            chosen = Decision(path=name, shape=shape, is_used=True, why="chosen without a measurement")
+            if self._ask_table:
+                chosen = choose(name, shape, self._processor.model, self._table)
+            self._agreed[name, shape] = self._agree(chosen)
         return self._agreed[name, shape]
-
-    def _chosen(self, name: str, shape: ShapeClass) -> Decision:
-        if self._ask_table:
-            return choose(name, shape, self._processor.model, self._table)
-        return Decision(path=name, shape=shape, is_used=True, why="chosen without a measurement")
 
     def _agree(self, chosen: Decision) -> Decision:
         why = obstacle(chosen, self._device)

@@ -88,7 +88,7 @@ def baseline_of(manifest: Manifest, *, made_with: str = "") -> Baseline:
         raise ConfigError(f"no baseline can be made: {reason}")
     graphs = tuple(map(_graph, manifest.graphs))
     return Baseline(
-        torch=_release(manifest.torch),
+        torch=manifest.torch.partition("+")[0],  # without what it was built for: 2.13.0+cpu is 2.13.0
         device=manifest.device,
         triton="" if manifest.device == "cpu" else manifest.triton,
         settings=manifest.settings,
@@ -100,7 +100,7 @@ def baseline_of(manifest: Manifest, *, made_with: str = "") -> Baseline:
 
 def check_same_build(baseline: Baseline, *, torch: str, triton: str, device: str, path: Path) -> None:
     """Raise ConfigError for a baseline of a different torch, Triton or architecture: kernels differ by nature."""
-    ours, theirs = f"torch {_release(torch)}", f"torch {baseline.torch}"
+    ours, theirs = f"torch {torch.partition('+')[0]}", f"torch {baseline.torch}"
     if baseline.triton and device != "cpu":
         ours, theirs = f"{ours}, Triton {triton}", f"{theirs}, Triton {baseline.triton}"
     if (theirs, baseline.device) != (ours, device):
@@ -173,11 +173,6 @@ def _with_settings(found: Regression, baseline: Baseline, manifest: Manifest) ->
         return found
     reason = f"settings then / now: {', '.join(differ)}"
     return found.model_copy(update={"reasons": (*found.reasons, reason)})
-
-
-def _release(version: str) -> str:
-    """Version of torch without what it was built for: 2.13.0+cpu is 2.13.0."""
-    return version.partition("+")[0]
 
 
 def _graph(graph: GraphManifest) -> GraphBaseline:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
+from tpcompile.evidence.text.code import parse_kernels
+from tpcompile.evidence.text.normalise import GroupRoles
 from tpcompile.fusion import record_files
 from tpcompile.fusion.manifest_records import (
     SCHEMA_VERSION,
@@ -18,7 +20,7 @@ from tpcompile.fusion.manifest_records import (
     Role,
     Totals,
 )
-from tpcompile.fusion.wrapper import launches, phase_of
+from tpcompile.fusion.wrapper import launches
 
 _ROLES = {"extern": Role.EXTERN, "collective": Role.COLLECTIVE, "wait": Role.WAIT, "copy": Role.COPY}
 _NOT_LAUNCHED = ("nop", "output", "print")
@@ -44,9 +46,10 @@ def graph_manifest(
     launched: list[Launch] = []
     for call, nodes in zip(calls, groups, strict=True):
         launched += _launches(call, nodes)
+    phase, _kernels = parse_kernels(code, roles=GroupRoles({}))
     return GraphManifest(
         compile_id=compile_id,
-        phase=phase_of(code),
+        phase=phase,
         is_aligned=not why_not,
         why_not_aligned=why_not,
         is_cached=is_cached,

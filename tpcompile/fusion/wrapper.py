@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from tpcompile.evidence.records import Kernel
 from tpcompile.evidence.text.code import parse_kernels
@@ -28,24 +28,16 @@ _HASH_LENGTH = 16
 
 def launches(code: str) -> tuple[Call, ...]:
     """Every launch, in order. Raises SyntaxError for code that is not Python, of the C++ wrapper for example."""
-    kernels = _kernels(code)
+    _phase, found = parse_kernels(code, roles=GroupRoles({}))
+    kernels = {kernel.name: kernel for kernel in found if kernel.kind != "call"}
     calls: list[ast.Call] = []
-    for function in _functions(ast.parse(code)):
+    for function in ast.walk(ast.parse(code)):
+        if not isinstance(function, ast.FunctionDef) or not _FUNCTIONS.fullmatch(function.name):
+            continue
         inside = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
         calls += sorted(inside, key=lambda call: (call.lineno, call.col_offset))
     launched = (_launch(call, kernels) for call in calls)
     return tuple(filter(None, launched))
-
-
-def _kernels(code: str) -> dict[str, Kernel]:
-    _phase, found = parse_kernels(code, roles=GroupRoles({}))
-    return {kernel.name: kernel for kernel in found if kernel.kind != "call"}
-
-
-def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and _FUNCTIONS.fullmatch(node.name):
-            yield node
 
 
 def triton_sources(code: str) -> dict[str, str]:
@@ -56,11 +48,6 @@ def triton_sources(code: str) -> dict[str, str]:
             case ast.Call(func=ast.Attribute(value=ast.Name("async_compile"), attr="triton"), args=[name, source, *_]):
                 found[ast.literal_eval(name)] = ast.literal_eval(source)
     return found
-
-
-def phase_of(code: str) -> str:
-    """`forward` or `backward`."""
-    return parse_kernels(code, roles=GroupRoles({}))[0]
 
 
 def _launch(call: ast.Call, kernels: Mapping[str, Kernel]) -> Call | None:

@@ -94,7 +94,10 @@ def errors(
     for name in dict.fromkeys((*exact, *single, *compiled, *eager)):
         unlike = _unlike(name, right)
         of_whole = normal.get(name, 0.0)
-        found[name] = unlike or _error_of(compiled[name], single[name], exact[name], of_whole, coarsest)
+        found[name] = unlike or {
+            **error_ratio.error_of(compiled[name], single[name], exact[name], whole=of_whole, coarsest=coarsest),
+            "times": error_ratio.multiple_of(compiled[name], exact[name]),
+        }
         apart = unlike or _unlike(name, same)
         found[f"eager {name}"] = apart or error_ratio.distance(
             compiled[name], eager[name], single[name], exact[name], whole=of_whole, coarsest=coarsest
@@ -105,13 +108,6 @@ def errors(
 def beyond(errors: Mapping[str, Mapping[str, Any]], limit: float) -> list[str]:
     """Names of the tensors with an error beyond the limit."""
     return [name for name, error in errors.items() if not error["ratio"] <= limit]  # NaN is wrong
-
-
-def _error_of(
-    got: Tensor, single: Tensor, exact: Tensor, of_whole: float, coarsest: torch.dtype | None
-) -> dict[str, Any]:
-    error = error_ratio.error_of(got, single, exact, whole=of_whole, coarsest=coarsest)
-    return error | {"times": error_ratio.multiple_of(got, exact)}
 
 
 def _unlike(name: str, runs: Mapping[str, Outputs]) -> dict[str, Any]:

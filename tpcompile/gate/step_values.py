@@ -96,10 +96,8 @@ def comparable(own: Sequence[Ran], single: Ran, exact: Ran, *, rank: int, size: 
         made = {of: known.get(of, _whole)(tensor) for of, tensor in ran.made.items() if is_compared(of)}
         return Ran(ran.returned, made).named
 
-    def of_own(ran: Ran) -> dict[str, Tensor]:
-        return Ran(ran.returned, {of: tensor for of, tensor in ran.made.items() if is_compared(of)}).named
-
-    return Compared([of_own(ran) for ran in own], of_single(single), of_single(exact), normal, tuple(left_out))
+    of_own = [Ran(ran.returned, {of: made for of, made in ran.made.items() if is_compared(of)}).named for ran in own]
+    return Compared(of_own, of_single(single), of_single(exact), normal, tuple(left_out))
 
 
 def spread_of(

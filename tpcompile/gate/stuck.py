@@ -37,16 +37,13 @@ def explained(
     check: Check, states: ByRank[RankState], lost: Mapping[int, Lost], calls: Mapping[int, Calls]
 ) -> tuple[Check, ...]:
     """The check, after the one that it follows from where the states, or the calls of the phase, show that."""
-    found = uneven_call(calls, states) or _why(check, Situation(states, before=_stuck(states), lost=ByRank(lost)))
+    # Ranks that have waited for a while stand for an earlier round.
+    stuck = states.where(lambda state: state.blocked_in is None or state.blocked_in.age_s >= _STUCK_S)
+    found = uneven_call(calls, states) or _why(check, Situation(states, before=stuck, lost=ByRank(lost)))
     if found is None:
         return (_located(check, states),)
     cause = finding_check(found).changed(mode=check.mode)
     return cause, check.changed(is_consequence=True)
-
-
-def _stuck(states: ByRank[RankState]) -> ByRank[RankState]:
-    """The states of ranks that have waited for a while, which stand for an earlier round."""
-    return states.where(lambda state: state.blocked_in is None or state.blocked_in.age_s >= _STUCK_S)
 
 
 def _why(check: Check, situation: Situation) -> Finding | None:

@@ -162,15 +162,12 @@ def _alone(target: Target, drawn: Drawn, *, trains: bool) -> list[tuple[Callable
     exactly = copied(reference, "the reference").double()
     exact_inputs = error_ratio.cast(target.inputs, torch.float64)
 
-    def run_single() -> Ran:
-        with drawn.recorded():
-            return _run_alone(target, reference, target.inputs, trains=trains)
+    def run(drawing: Callable[[], AbstractContextManager[Any]], module: nn.Module, inputs: Inputs) -> Ran:
+        with drawing():
+            return _run_alone(target, module, inputs, trains=trains)
 
-    def run_exact() -> Ran:
-        with drawn.exactly():
-            return _run_alone(target, exactly, exact_inputs, trains=trains)
-
-    return [(run_single, reference), (run_exact, exactly)]
+    run_single = partial(run, drawn.recorded, reference, target.inputs)
+    return [(run_single, reference), (partial(run, drawn.exactly, exactly, exact_inputs), exactly)]
 
 
 def _run_alone(target: Target, module: nn.Module, inputs: Inputs, *, trains: bool) -> Ran:
@@ -202,7 +199,9 @@ def _find_first_wrong(
             return run_step(target, target.program, run, trains=lambda _changes: trains).named
 
     alone = [Run(partial(_named, run), module) for run, module in _alone(target, drawn, trains=trains)]
-    dtype = _coarsest(target.reference)
+    parameters = [] if target.reference is None else target.reference.parameters()
+    dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
     on_one_rank = partial(_on_one_rank, phases, target, trains=trains)
     with phases.phase(f"{TARGET}/localise", "find the first wrong op"), phases.ranks.last_state.not_followed():
         found = wrong_op_of(
@@ -210,7 +209,7 @@ def _find_first_wrong(
             alone,
             wrong,
             group,
-            dtype=dtype,
+            dtype=coarsest,
             device=phases.device,
             on_one_rank=on_one_rank,
             axes=_other_axes(target),
@@ -249,10 +248,3 @@ def _on_one_rank(phases: Phases, target: Target, *, trains: bool) -> Iterator[Ru
 
 def _named(run: Callable[[], Ran]) -> dict[str, Tensor]:
     return run().named
-
-
-def _coarsest(module: nn.Module | None) -> torch.dtype:
-    """The dtype with the largest rounding among the parameters."""
-    parameters = [] if module is None else module.parameters()
-    dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)

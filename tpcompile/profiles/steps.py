@@ -28,11 +28,11 @@ class Steps:
 
     def begin(self, *, candidates: Sequence[str]) -> None:
         """Compare profile and candidates, at the first call of `default` and `measured`."""
-        self._agree(self._of(f"candidates {', '.join(candidates)}"))
+        self._agree(self._vote.changed(signature=f"candidates {', '.join(candidates)}"))
 
     def capture(self, signature: str) -> None:
         """Compare the signature, before each capture."""
-        self._capturing = self._of(signature)
+        self._capturing = self._vote.changed(signature=signature)
         self._agree(self._capturing)
 
     def captured(self, problem: str) -> None:
@@ -51,7 +51,7 @@ class Steps:
         if self._agreement is None:
             found = choose({0: timed})
         else:
-            vote = self._of("its measurement")
+            vote = self._vote.changed(signature="its measurement")
             found = self._agreement.share(vote, timed, Timings, decide=choose, result=Measurement)
         if found.profile not in timed:
             raise DivergenceError(f"{self.label} is to run under {found.profile!r}, which this rank has not measured")
@@ -67,9 +67,6 @@ class Steps:
     def close(self) -> None:
         """Mark the callable as no longer in use."""
         self._choice.is_open = False
-
-    def _of(self, signature: str) -> Vote:
-        return self._vote.changed(signature=signature)
 
     def _agree(self, vote: Vote) -> None:
         if self._agreement is not None:

@@ -195,14 +195,12 @@ def more_alike(alike: Sequence[Divergence], *, at_most: int = MAX_PLACES) -> lis
 def do_first_label(lead: Lead) -> str:
     """`do first, on rank 1 in model.py:31`: the ranks are left out where it is not known which of them are wrong."""
     where = [f"on {named_ranks(lead.ranks)}"] if lead.is_rank_known and lead.ranks else []
-    where += [f"in {_file_name(lead.line)}:{lead.line.line}"] if lead.line is not None else []
+    if lead.line is not None:
+        path = PurePath(lead.line.file)
+        # A program has several `__init__.py`.
+        name = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
+        where.append(f"in {name}:{lead.line.line}")
     return phrase("do first", " ".join(where))
-
-
-def _file_name(line: UserLine) -> str:
-    """`model.py`, and `conf/__init__.py`, of which a program has several."""
-    path = PurePath(line.file)
-    return f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
 
 
 def do_first_lines(lead: Lead | None) -> list[str]:

@@ -17,6 +17,7 @@ from tpcompile.evidence.iterables import first, grouped
 from tpcompile.evidence.judgement.verdict import agree_rules
 from tpcompile.evidence.records import Check, RankRecord, Status, Verdict
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.records.reader import read_record
 from tpcompile.evidence.rundir import RunDir
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.evidence.timeline.conclude import with_branch
@@ -30,7 +31,7 @@ from tpcompile.sentinel.deadlock import Deadlock, Seen
 from tpcompile.sentinel.exited_ranks import lost_to_exited
 from tpcompile.sentinel.finding import Finding
 from tpcompile.sentinel.hang import why_stuck
-from tpcompile.sentinel.kept import Kept, read_kept
+from tpcompile.sentinel.kept import Kept
 from tpcompile.sentinel.messages import FINISHED, RankState
 from tpcompile.sentinel.situation import Lost, Situation
 
@@ -43,7 +44,7 @@ _ROUNDS = 3
 def kept_in(folders: Sequence[Path]) -> ByRank[Kept]:
     """What the ranks have kept, with the rings that are on this host. Raises ConfigError, PreflightError."""
     files = [file for folder in folders for file in folder.glob("kept/rank_*.json")]
-    found = {kept.rank: kept.with_ring() for kept in map(read_kept, files)}
+    found = {kept.rank: kept.with_ring() for kept in (read_record(Kept, file) for file in files)}
     return ByRank(dict(sorted(found.items())))
 
 
@@ -56,7 +57,8 @@ def judged(folders: Sequence[Path], of_logs: Verdict | None = None) -> Verdict |
     if not everything:
         return of_logs
     if of_logs is not None and of_logs.exit_code == ExitCode.FAIL and not _told(everything):
-        return with_branch(of_logs, _flows(everything), _files(everything))
+        flows = _flows(everything)
+        return with_branch(of_logs, flows, {code.file for flow in flows.values() for code in flow.codes})
     domains = grouped(everything, lambda rank: everything[rank].members).values()
     verdicts = [_of_domain(everything.among(ranks), everything, folders) for ranks in domains]
     return first(one for one in verdicts if one.lead is not None) or of_logs or verdicts[0]
@@ -66,8 +68,11 @@ def _of_domain(kept: ByRank[Kept], everything: ByRank[Kept], folders: Sequence[P
     """The verdict on the ranks of one domain, by the judge of an exchange."""
     problem = _problem(kept, everything)
     records = _records(folders, kept)
-    if problem is None and kept.where(lambda one: not one.end):  # does a branch say why, though no state does?
-        verdict = _by_exchange(kept, records, _flows(everything), _ended(kept))
+    silent = kept.where(lambda one: not one.end)
+    if problem is None and silent:  # does a branch say why, though no state does?
+        observed = f"{named_ranks(silent.ranks)} ended without a word, as a process does that is killed"
+        ended = finding_check(Finding(Cause.NEVER_ARRIVED, observed, kept.ranks, is_rank_known=False))
+        verdict = _by_exchange(kept, records, _flows(everything), ended)
         if verdict.lead is not None and verdict.lead.parted is not None:
             return _incomplete(verdict, kept)
     verdict = _by_exchange(kept, records, _flows(everything), problem)
@@ -91,13 +96,6 @@ def _by_exchange(
     return sides[judge].judge({rank: side.own for rank, side in sides.items()}, {}, ask)
 
 
-def _ended(kept: ByRank[Kept]) -> Check:
-    """The check for a job of which ranks ended without a word while none is known to wait."""
-    silent = kept.where(lambda one: not one.end)
-    observed = f"{named_ranks(silent.ranks)} ended without a word, as a process does that is killed"
-    return finding_check(Finding(Cause.NEVER_ARRIVED, observed, kept.ranks, is_rank_known=False))
-
-
 def _incomplete(verdict: Verdict, kept: ByRank[Kept]) -> Verdict:
     """Nobody lived to see whether the ranks that were waited for would have come."""
     update: dict[str, object] = {"status": Status.SKIPPED, "exit_code": ExitCode.INCOMPLETE}
@@ -119,10 +117,6 @@ def _records(folders: Sequence[Path], kept: ByRank[Kept]) -> dict[int, RankRecor
 
 def _flows(kept: ByRank[Kept]) -> dict[int, Flow]:
     return {rank: one.flow for rank, one in kept.items() if one.flow is not None}
-
-
-def _files(kept: ByRank[Kept]) -> set[str]:
-    return {code.file for flow in _flows(kept).values() for code in flow.codes}
 
 
 def _told(kept: ByRank[Kept]) -> Check | None:
@@ -172,7 +166,12 @@ def _left_alone(states: ByRank[RankState]) -> Finding | None:
 
 
 def _stuck(states: ByRank[RankState], others: ByRank[RankState], gone: ByRank[Kept]) -> Finding | None:
-    lost = ByRank({rank: _lost(one) for rank, one in gone.items()})
+    lost = ByRank(
+        {
+            rank: Lost(one.rank, "died", "", one.stack, one.aborted, host=host_name(one.process.host), is_final=True)
+            for rank, one in gone.items()
+        }
+    )
     now = states if states else others
     if not now:
         return None
@@ -191,15 +190,15 @@ def _ring(states: ByRank[RankState], domain: tuple[int, ...]) -> Finding | None:
 
 def _late(states: ByRank[RankState], kept: ByRank[Kept]) -> Finding | None:
     """The ranks for which another one waited longest when the job ended."""
-    waiting = {rank: _waited_s(state) for rank, state in states.items() if _is_waiting(kept[rank]) and not state.ended}
+    waiting = {
+        rank: state.blocked_in.age_s if state.blocked_in is not None else state.since_s
+        for rank, state in states.items()
+        if _is_waiting(kept[rank]) and not state.ended
+    }
     if not waiting:
         return None
     here = max(waiting, key=lambda rank: waiting[rank])
     return waited_for(states, here, waited_s=waiting[here])
-
-
-def _waited_s(state: RankState) -> float:
-    return state.blocked_in.age_s if state.blocked_in is not None else state.since_s
 
 
 def _state(kept: Kept) -> RankState | None:
@@ -217,11 +216,6 @@ def _is_waiting(kept: Kept) -> bool:
     if state is None or not state.waits:
         return False
     return flow is None or bool(kept.end) or flow.num_recorded <= kept.num_recorded
-
-
-def _lost(kept: Kept) -> Lost:
-    host = host_name(kept.process.host)
-    return Lost(kept.rank, "died", "", kept.stack, kept.aborted, host=host, is_final=True)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from types import FrameType
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from tpcompile.errors import ConfigError
-from tpcompile.evidence.records import UserLine
 from tpcompile.preflight.fingerprint import describe, local_of
 from tpcompile.preflight.inputs import named_leaves
 from tpcompile.preflight.weights import Group, Layout, layout_by_dtensor
@@ -79,7 +77,9 @@ class AgreedValues:
         call = self._calls[name]
         if (call - 1) % every:
             return
-        place = _place_of(frame)
+        while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):  # neither torch's nor ours
+            frame = frame.f_back
+        place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
         for hashed in self._hashed(name, value, call, place, step):
             with self._lock:
                 self._waiting.append(hashed)
@@ -88,7 +88,12 @@ class AgreedValues:
     def settle(self, *, waits: bool = False) -> None:
         """Append the values whose hashes have arrived, in order; with `waits` all."""
         with self._lock:
-            while self._waiting and _has_arrived(self._waiting[0].event, waits=waits):
+            while self._waiting:
+                event = self._waiting[0].event
+                if event is not None and waits:
+                    event.synchronize()
+                if event is not None and not event.query():
+                    break
                 arrived = self._waiting.popleft()
                 self._chain.add(_value(arrived))
                 self._events += [] if arrived.event is None else [arrived.event]
@@ -167,12 +172,6 @@ def check_arguments(name: object, every: object) -> None:
         raise ConfigError(f"agree({name!r}): every={every!r} must be a whole number of calls, 1 or more")
 
 
-def _has_arrived(event: torch.cuda.Event | None, *, waits: bool) -> bool:
-    if event is not None and waits:
-        event.synchronize()
-    return event is None or event.query()
-
-
 def _plain(name: str, leaf: Any) -> str:
     if isinstance(leaf, _PLAIN):
         return f"{type(leaf).__name__} {leaf!r}"
@@ -196,17 +195,5 @@ def _value(hashed: _Hashed) -> Value:
     bits = hashed.bits
     if hashed.sums is not None:
         bits = "".join(f"{lane & (1 << 64) - 1:016x}" for lane in hashed.sums.tolist())
-    line = _user_line(hashed.place) if hashed.place is not None else None
+    line = flight.user_line(*hashed.place) if hashed.place is not None else None
     return Value(name=hashed.name, call=hashed.call, what=hashed.what, bits=bits, line=line, step=hashed.step)
-
-
-def _place_of(frame: FrameType | None) -> _Place | None:
-    """The nearest frame that is neither torch's nor ours."""
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
-
-
-@lru_cache(maxsize=1024)
-def _user_line(place: _Place) -> UserLine | None:
-    return flight.user_line(*place)

@@ -8,7 +8,6 @@ from tpcompile.sentinel.checks import finding_check, one_rank_check
 from tpcompile.sentinel.events import Alarm, RaiseAlarm, RaiseFinding, RaiseOneRank
 from tpcompile.sentinel.hang import calls_parted
 from tpcompile.sentinel.log_entries import Raised
-from tpcompile.sentinel.messages import Position
 from tpcompile.sentinel.progress import Progress
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
@@ -48,7 +47,9 @@ class Alarms:
         position = action.position
         region = self._progress.region(position.region)
         if region.is_local:
-            self._of_local(position, region.num_issued.get(position.place, 0))
+            if self._log.claim(f"passed/{position.key}"):
+                num_issued = region.num_issued.get(position.place, 0)
+                self._tell(Alarm(key=position.key, position=position, num_issued=num_issued))
             return
         parted = calls_parted(self._snapshot.state(), action.theirs)
         if parted is not None:  # the ranks made different calls before this compile
@@ -57,10 +58,6 @@ class Alarms:
             compile_id = region.compiled.get(position.place, "?")
             problem = one_rank_check(self._log.rank, position, action.theirs, self._session.compile(compile_id))
             self._tell(Alarm(key=position.key, position=position, problem=problem))
-
-    def _of_local(self, position: Position, num_issued: int) -> None:
-        if self._log.claim(f"passed/{position.key}"):
-            self._tell(Alarm(key=position.key, position=position, num_issued=num_issued))
 
     def once(self, problem: Check, gone: tuple[int, ...] = (), *, is_interrupted: bool = False) -> None:
         """Raise the alarm for a problem that is not about a compile, unless a rank has already raised one."""

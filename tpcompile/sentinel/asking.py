@@ -97,7 +97,9 @@ class Asking:
         before, self._before = self._before, states
         beside = {rank: seen.state for rank, seen in answers.other_domains.items()}
         situation = Situation(states, before=before, lost=lost, other_domains=beside)
-        ring = self._deadlock.find(self._everyone(states, answers))
+        self._rounds += 1
+        here = states.map(lambda state: Seen(state=state, number=self._rounds, domain=states.ranks))
+        ring = self._deadlock.find(ByRank({**answers.other_domains, **here}))
         return why_stuck(situation) or ring or self._late(states, answers.now_s)
 
     def _compare_with_last_time(self, here: RankState | None, now_s: float) -> None:
@@ -111,12 +113,6 @@ class Asking:
             self._communicated = done
             waited_s = here.blocked_in.age_s if here.blocked_in is not None else 0.0
             self._moved_at_s = max(self._moved_at_s, now_s - waited_s)
-
-    def _everyone(self, states: ByRank[RankState], answers: Answers) -> ByRank[Seen]:
-        """The ranks of this domain, with the number of this round, and those of other domains."""
-        self._rounds += 1
-        here = states.map(lambda state: Seen(state=state, number=self._rounds, domain=states.ranks))
-        return ByRank({**answers.other_domains, **here})
 
     def news(self, states: Mapping[int, RankState], now_s: float) -> str:
         """A log line on the ranks this one waits for, at growing intervals; empty in between."""

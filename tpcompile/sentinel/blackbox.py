@@ -111,7 +111,9 @@ def last_stack(name: str, ident: int) -> tuple[UserLine, ...]:
         if thread:
             is_wanted = int(thread["ident"], 16) == ident
         elif is_wanted:
-            frames.append(_frame(text_line))
+            frame = _FRAME.match(text_line)
+            if frame:
+                frames.append(flight.user_line(frame["file"], int(frame["line"]), frame["function"]))
     return tuple(reversed(known(frames)))
 
 
@@ -129,8 +131,3 @@ def _text(name: str) -> str:
             return file.read(_MAX_BYTES).decode(errors="replace")
     except (OSError, PreflightError):
         return ""
-
-
-def _frame(text_line: str) -> UserLine | None:
-    frame = _FRAME.match(text_line)
-    return flight.user_line(frame["file"], int(frame["line"]), frame["function"]) if frame else None

@@ -68,11 +68,8 @@ class _Change:
 def parted_calls(by_rank: Mapping[int, Mapping[str, Counted]]) -> Finding | None:
     """The first region of which a rank skipped a call, or made one more than its neighbour."""
     neighbours = pairwise(ByRank(by_rank).items())
-    return first_finding(lambda both: _of_neighbours(*both), neighbours)
-
-
-def _of_neighbours(mine: _Table, theirs: _Table) -> Finding | None:
-    return first_finding(_in_region, by_name(dict([mine, theirs]), mine[1]))
+    pairs = (pair for mine, theirs in neighbours for pair in by_name(dict([mine, theirs]), mine[1]))
+    return first_finding(_in_region, pairs)
 
 
 def _in_region(pair: ByRank[Counted]) -> Finding | None:
@@ -82,19 +79,15 @@ def _in_region(pair: ByRank[Counted]) -> Finding | None:
 
 
 def _by_counter(pair: ByRank[Counted], counter: str) -> Finding | None:
-    readings = _readings(pair, counter)
+    mine, theirs = pair.map(lambda counted: counted.values_of(counter)).values()
+    # The calls at which both ranks recorded it.
+    readings = [_Reading(call, (mine[call], theirs[call])) for call in sorted(mine.keys() & theirs.keys())]
     change = _first_change(readings)
     if change is None:
         return None
     is_of_collectives = counter.startswith(COLLECTIVES)
     is_fault = pair.first.has_collectives or _is_fault_without_collectives(change, is_of_collectives=is_of_collectives)
     return _describe(pair, counter, change) if is_fault else None
-
-
-def _readings(pair: ByRank[Counted], counter: str) -> list[_Reading]:
-    """Values of a counter on both ranks, at the calls at which both recorded it."""
-    mine, theirs = pair.map(lambda counted: counted.values_of(counter)).values()
-    return [_Reading(call, (mine[call], theirs[call])) for call in sorted(mine.keys() & theirs.keys())]
 
 
 def _first_change(readings: Sequence[_Reading]) -> _Change | None:
@@ -110,16 +103,11 @@ def _first_lasting_change(readings: Sequence[_Reading]) -> _Change | None:
     stretches = [list(stretch) for _, stretch in groupby(readings, key=lambda reading: reading.difference)]
     differences = [stretch[0].difference for stretch in stretches]
     for number, (old, new) in enumerate(pairwise(stretches), start=1):
-        rate = _common_rate(old[-_RATED:], new[:_SEEN])
+        rate = _rate(old[-_RATED:])
         later = differences[number:]
-        if rate and differences[number - 1] not in later:
+        if rate and rate == _rate(new[:_SEEN]) and differences[number - 1] not in later:
             return _change(old[-1], new[0], rate)
     return None
-
-
-def _common_rate(old: Sequence[_Reading], new: Sequence[_Reading]) -> Fraction | None:
-    rate = _rate(old)
-    return rate if rate == _rate(new) else None
 
 
 def _change(old: _Reading, new: _Reading, rate: Fraction) -> _Change:

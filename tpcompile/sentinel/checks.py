@@ -25,7 +25,9 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
     reason = reason_of(compile_)
     why = f" because {reason.guard}" if reason.guard else ""
     at = f", now at {theirs.line}" if theirs.line else ""
-    cause = _one_rank_cause(compile_)
+    cause = Cause.RECOMPILE_LIMIT
+    if not compile_.limit_reached:
+        cause = reason_cause(reason) if compile_.recompile_reasons else Cause.UNKNOWN
     entered = called_at(compile_.stack) or entered_at(compile_.line, compile_.stack)
     return Check(
         id=CheckId.TOGETHER,
@@ -41,13 +43,6 @@ def one_rank_check(rank: int, position: Position, theirs: RankState, compile_: C
 def reason_of(compile_: CompileRecord) -> Reason:
     """The guard that failed; for a first compile a `Reason` without text."""
     return parse_reason(nearest_reason(compile_.recompile_reasons))
-
-
-def _one_rank_cause(compile_: CompileRecord) -> Cause:
-    """Cause of a compile on one rank only, from the reasons that torch gives on that rank."""
-    if compile_.limit_reached:
-        return Cause.RECOMPILE_LIMIT
-    return reason_cause(reason_of(compile_)) if compile_.recompile_reasons else Cause.UNKNOWN
 
 
 def finding_check(finding: Finding) -> Check:

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
-from tpcompile.evidence.records import Frozen, UserLine
+from tpcompile.evidence.records import Frozen
 from tpcompile.evidence.records.base import known
 from tpcompile.evidence.records.bounds import Number, Rank
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.timeline.stream import place_of
 from tpcompile.sentinel.describe import describe
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import RankState, place_of
+from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.parted import parted
 from tpcompile.sentinel.situation import Lost, Situation
 from tpcompile.sentinel.waits import Wait, waits_of_rank
@@ -77,7 +78,7 @@ def _ending_waits_of(rank: int, seen: ByRank[Seen]) -> Situation | None:
 
 
 def _situation(seen: ByRank[Seen]) -> Situation:
-    states = seen.map(_state)
+    states = seen.map(lambda one: one.state)
     return Situation(states, before=states, lost=ByRank[Lost]({}))
 
 
@@ -86,18 +87,12 @@ def ring_of(waits: Iterable[Wait]) -> tuple[Wait, ...]:
     by_rank: dict[int, dict[int, Wait]] = {}
     for wait in waits:
         by_rank.setdefault(wait.rank, {})[wait.target] = wait
-    return _pair_in(by_rank) or _walk(_without_ends(by_rank))
-
-
-def _pair_in(waits: Mapping[int, Mapping[int, Wait]]) -> tuple[Wait, ...]:
-    pairs = (wait for rank in sorted(waits) for wait in _answered(rank, waits))
-    return first(pairs) or ()
-
-
-def _answered(rank: int, waits: Mapping[int, Mapping[int, Wait]]) -> list[tuple[Wait, Wait]]:
-    """Waits of this rank, each with the one of its target for this rank."""
-    mine = waits[rank]
-    return [(mine[to], waits[to][rank]) for to in sorted(mine) if rank in waits.get(to, ())]
+    pairs = ([rank, to] for rank in sorted(by_rank) for to in sorted(by_rank[rank]) if rank in by_rank.get(to, ()))
+    ring = first(pairs)
+    if ring is None:
+        leading = _without_ends(by_rank)
+        ring = _closed_path(leading) if leading else []
+    return tuple(by_rank[here][there] for here, there in zip(ring, ring[1:] + ring[:1], strict=True))
 
 
 def _without_ends(waits: Mapping[int, Mapping[int, Wait]]) -> Mapping[int, Mapping[int, Wait]]:
@@ -105,11 +100,6 @@ def _without_ends(waits: Mapping[int, Mapping[int, Wait]]) -> Mapping[int, Mappi
     left = {rank: {to: wait for to, wait in mine.items() if to in waits} for rank, mine in waits.items()}
     kept = {rank: mine for rank, mine in left.items() if mine}
     return kept if len(kept) == len(waits) else _without_ends(kept)
-
-
-def _walk(waits: Mapping[int, Mapping[int, Wait]]) -> tuple[Wait, ...]:
-    ring = _closed_path(waits) if waits else []
-    return tuple(waits[here][there] for here, there in zip(ring, ring[1:] + ring[:1], strict=True))
 
 
 def _closed_path(waits: Mapping[int, Mapping[int, Wait]]) -> list[int]:
@@ -150,18 +140,11 @@ def _place(state: RankState) -> tuple[object, ...]:
 def _finding(ring: tuple[Wait, ...], seen: ByRank[Seen]) -> Finding:
     says = "; ".join(f"rank {wait.rank} waits {wait.what}" for wait in ring)
     ranks = tuple(sorted({wait.rank for wait in ring}))
-    states = seen.map(_state)
+    states = seen.map(lambda one: one.state)
     details = tuple(map(describe, states.values()))
     explained = parted(states, domains=seen.map(lambda one: one.domain).groups(), are_stuck=True)
     if explained is not None:
         return replace(explained, observed=f"{explained.observed}; {says}", details=details)
     observed = f"each rank waits for the next one: {says}"
-    return Finding(Cause.STUCK_COLLECTIVE, observed, ranks, _line(states.among(ranks)), details)
-
-
-def _state(one: Seen) -> RankState:
-    return one.state
-
-
-def _line(states: ByRank[RankState]) -> UserLine | None:
-    return first(known(state.wait_line for state in states.values()))
+    line = first(known(state.wait_line for state in states.among(ranks).values()))
+    return Finding(Cause.STUCK_COLLECTIVE, observed, ranks, line, details)

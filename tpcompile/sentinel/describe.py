@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from tpcompile.sentinel.messages import COMPILES, COMPILING, RankState, at
+from tpcompile.evidence.records.base import at_text
+from tpcompile.sentinel.messages import COMPILES, COMPILING, RankState
 
 
 def clock_text(unix_s: float, *, for_s: float) -> str:
@@ -18,7 +19,7 @@ def describe(state: RankState) -> str:
 
 
 def _does(state: RankState) -> str:
-    where = at(state.line)
+    where = at_text(state.line)
     if state.ended:
         return state.how_it_ended
     if state.waits_at is not None:

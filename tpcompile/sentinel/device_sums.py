@@ -55,11 +55,8 @@ def _numbers_of(device: torch.device, num_words: int) -> Tensor:
     """The odd numbers of the positions, [LANES, num_words] int64; made once for a power of two of positions."""
     known = _numbers.get(device)
     if known is None or known.shape[1] < num_words:
-        known = _numbers[device] = _made(device, 1 << max(10, (num_words - 1).bit_length()))
+        num_made = 1 << max(10, (num_words - 1).bit_length())
+        with torch.inference_mode(False):  # they outlive the mode of the caller
+            position = torch.arange(1, num_made + 1, dtype=torch.int64, device=device)
+            known = _numbers[device] = torch.stack([splitmix(position * seed) | 1 for seed in _SEEDS])
     return known[:, :num_words]
-
-
-def _made(device: torch.device, num_words: int) -> Tensor:
-    with torch.inference_mode(False):  # they outlive the mode of the caller
-        position = torch.arange(1, num_words + 1, dtype=torch.int64, device=device)
-        return torch.stack([splitmix(position * seed) | 1 for seed in _SEEDS])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tpcompile.sentinel import events as ev
@@ -95,11 +95,11 @@ class Effects:
             late.cancel()
 
     def on(self, event: ev.Event) -> None:
-        self.safely(lambda: self._carry_out(self._protocol.on(event)))
+        def carry_out() -> None:
+            for action in self._protocol.on(event):
+                self._effects[type(action)](action)
 
-    def _carry_out(self, actions: Sequence[ev.Action]) -> None:
-        for action in actions:
-            self._effects[type(action)](action)
+        self.safely(carry_out)
 
     def safely(self, act: Callable[[], object]) -> None:
         """Call `act`; if the store cannot be reached, stop watching, so that the job itself is not affected."""

@@ -62,7 +62,9 @@ class Losses:
             return None
         raised_at = stack_of(error) or ((line,) if line else ())
         self._log.say_failed(self._state_at(raised_at))
-        found = _for_a_moment(lambda: self._dead(raised_at) or self._exited(raised_at))
+        found = _for_a_moment(
+            lambda: self._dead(raised_at) or lost_to_exited(self._protocol.left, self._state_at(raised_at))
+        )
         return found or self._aborted_elsewhere(raised_at)
 
     def at_sigterm(self) -> tuple[Check, tuple[int, ...]] | None:
@@ -100,9 +102,6 @@ class Losses:
         """True for a rank that received the same SIGTERM: the launcher sends it to one process after the other."""
         theirs_s = self._log.terminated_at(rank)
         return theirs_s is not None and theirs_s > at_s - _SAME_SIGNAL_S
-
-    def _exited(self, raised_at: tuple[UserLine, ...]) -> Finding | None:
-        return lost_to_exited(self._protocol.left, self._state_at(raised_at))
 
     def _state_at(self, stack: tuple[UserLine, ...]) -> RankState:
         """The state of this rank where it raised: its main thread has left the program meanwhile."""

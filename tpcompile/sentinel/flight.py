@@ -39,19 +39,17 @@ _BLOCKING_FILES = ("distributed_c10d.py", "_functional_collectives.py", "c10d_lo
 _BLOCKING = frozenset({"wait_tensor", "wait", "synchronize", "item", "barrier", "monitored_barrier", "redispatch"})
 
 
-def issued_collectives(dump: Mapping[str, Any], *, now_ns: int, begun: Sequence[Begun]) -> tuple[Issued, ...]:
-    """The flight recorder's dump -> the last collectives of every group, oldest first.
-
-    `begun` are the calls of compiled regions; a collective issued in one carries its number.
-    """
-    collectives = [entry for entry in dump.get("entries", ()) if not entry.get("is_p2p")]
-    newest = [entries[-_KEPT_PER_GROUP:] for entries in grouped(collectives, _group).values()]
-    return tuple(_issued(entry, now_ns, begun) for entry in chain.from_iterable(newest))
-
-
 def recorded(*, begun: Sequence[Begun] = ()) -> tuple[Issued, ...]:
-    """Collectives issued by this process; empty without a flight recorder (TORCH_FR_BUFFER_SIZE=0)."""
-    return issued_collectives(watching.recorded_collectives(), now_ns=time.time_ns(), begun=begun)
+    """The last collectives of every group that this process issued, oldest first.
+
+    Empty without a flight recorder (TORCH_FR_BUFFER_SIZE=0). `begun` are the calls of compiled regions; a collective
+    issued in one carries its number.
+    """
+    entries = watching.recorded_collectives().get("entries", ())
+    now_ns = time.time_ns()
+    by_group = grouped((entry for entry in entries if not entry.get("is_p2p")), _group)
+    newest = (alike[-_KEPT_PER_GROUP:] for alike in by_group.values())
+    return tuple(_issued(entry, now_ns, begun) for entry in chain.from_iterable(newest))
 
 
 def issuing_places(issued: Iterable[Issued], sent: Iterable[Message] = ()) -> tuple[Code, ...]:
@@ -71,7 +69,10 @@ def issuing_places(issued: Iterable[Issued], sent: Iterable[Message] = ()) -> tu
 def messages(posted: Sequence[Posted], waits_in: PointToPoint | None = None) -> tuple[Message, ...]:
     """What this process has posted, as records; oldest first. `waits_in` is the one that it waits in."""
     now_ns = time.time_ns()
-    held = None if waits_in is None else first(one for one in posted if _is_same(one, waits_in))
+    held = None
+    if waits_in is not None:
+        waited = (waits_in.op, waits_in.peer, waits_in.number)
+        held = first(one for one in posted if (one.op, one.peer, one.number) == waited)
     return tuple(
         Message(
             op=one.op,
@@ -86,10 +87,6 @@ def messages(posted: Sequence[Posted], waits_in: PointToPoint | None = None) -> 
         )
         for one in posted
     )
-
-
-def _is_same(posted: Posted, p2p: PointToPoint) -> bool:
-    return (posted.op, posted.peer, posted.number) == (p2p.op, p2p.peer, p2p.number)
 
 
 def _is_queued(posted: Posted, held: Posted) -> bool:
@@ -124,7 +121,8 @@ def point_to_point(
         here = last(user_stack(frame))
         one = last([one for one in waited if here is not None and last(_posted_at(one)) == here]) or waited[0]
         return _waited(one, op=one.op, peer=one.peer, line=last(_posted_at(one)))
-    in_flight = list(filter(None, map(_p2p_in_flight, _recorded_entries())))
+    entries = watching.recorded_collectives().get("entries", ())
+    in_flight = list(filter(None, map(_p2p_in_flight, entries)))
     return _numbered(in_flight, posted) if in_flight else None
 
 
@@ -138,13 +136,8 @@ def _waited(posted: Posted | None, **fields: Any) -> PointToPoint:
 def has_message_in_flight(*, for_s: float) -> bool:
     """True for a send or receive that NCCL's recorder has had in flight for more than `for_s`."""
     now_ns = time.time_ns()
-    messages = filter(_p2p_in_flight, _recorded_entries())
+    messages = filter(_p2p_in_flight, watching.recorded_collectives().get("entries", ()))
     return any(now_ns - entry.get("time_created_ns", now_ns) > for_s * 1e9 for entry in messages)
-
-
-def _recorded_entries() -> Sequence[Mapping[str, Any]]:
-    entries: Sequence[Mapping[str, Any]] = watching.recorded_collectives().get("entries", ())
-    return entries
 
 
 def _numbered(in_flight: Sequence[PointToPoint], posted: Iterable[Posted]) -> PointToPoint:
@@ -164,7 +157,7 @@ def _p2p_in_flight(entry: Mapping[str, Any]) -> PointToPoint | None:
         return None
     peer = int(match["peer"])
     ranks = watching.group_members().get(_group(entry), ())
-    line = _innermost(entry.get("frames", []))
+    line = first(_users(entry.get("frames", [])))
     return PointToPoint(op=match["op"], peer=ranks[peer] if peer < len(ranks) else peer, line=line)
 
 
@@ -183,13 +176,18 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
     frames = entry.get("frames", [])
     stack = _users(frames)
     created_ns = int(entry.get("time_created_ns", now_ns))
-    call_line = _call_line(frames)
-    region, call = _last_begun(begun, created_ns) if call_line else ("", 0)
+    entries = [watching.is_compiled_call(frame["name"], frame["filename"]) for frame in frames]
+    depths = [depth for depth, is_entry in enumerate(entries) if is_entry]
+    # The user's line that called the compiled code in which the innermost of the frames runs.
+    call_line = first(_users(frames[depths[-1] + 1 :])) if depths else None
+    num_before = bisect.bisect(begun, created_ns, key=lambda one: one[0]) if call_line else 0
+    region, call = begun[num_before - 1][1:] if num_before else ("", 0)
+    sizes = ("x".join(map(str, size)) or "scalar" for size in entry.get("input_sizes", []))
     return Issued(
         group=_group(entry),
         seq=int(entry.get("collective_seq_id", 0)),
         op=match["op"].lstrip("_") if match else name,
-        sizes=_text(entry.get("input_sizes", [])),
+        sizes=" ".join(sizes),
         dtypes=",".join(entry.get("input_dtypes", [])),
         is_done=_is_done(entry),
         age_s=max(0.0, (now_ns - created_ns) / 1e9),
@@ -200,28 +198,6 @@ def _issued(entry: Mapping[str, Any], now_ns: int, begun: Sequence[Begun]) -> Is
     )
 
 
-def _call_line(frames: Sequence[Mapping[str, Any]]) -> UserLine | None:
-    """The user's line that called the compiled code in which the innermost of `frames` runs."""
-    entries = [watching.is_compiled_call(frame["name"], frame["filename"]) for frame in frames]
-    depths = [depth for depth, is_entry in enumerate(entries) if is_entry]
-    return _innermost(frames[depths[-1] + 1 :]) if depths else None
-
-
-def _last_begun(begun: Sequence[Begun], at_ns: int) -> tuple[str, int]:
-    """(region, call) of the last call that began before that time."""
-    index = bisect.bisect(begun, at_ns, key=lambda one: one[0])
-    return begun[index - 1][1:] if index else ("", 0)
-
-
-def _text(sizes: Iterable[Iterable[int]]) -> str:
-    return " ".join("x".join(map(str, size)) or "scalar" for size in sizes)
-
-
-def _innermost(frames: Iterable[Mapping[str, Any]]) -> UserLine | None:
-    """The innermost frame of the user's code."""
-    return first(_users(frames))
-
-
 def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
     """Frames of the user's code, innermost first."""
     return tuple(known(user_line(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames))
@@ -230,7 +206,9 @@ def _users(frames: Iterable[Mapping[str, Any]]) -> tuple[UserLine, ...]:
 @functools.lru_cache(maxsize=4096)
 def user_line(filename: str, lineno: int, function: str) -> UserLine | None:
     """The line of user code; None for torch, tpcompile, libraries and generated code."""
-    if _GENERATED_FUNCTION.search(function) or any(owns(filename) for owns in _OWNERS):
+    if _GENERATED_FUNCTION.search(function) or watching.is_torch(filename) or is_generated(filename):
+        return None
+    if filename.startswith(_CALLERS) or (filename.startswith(_STDLIB) and "site-packages" not in filename):
         return None
     line = UserLine(file=filename, line=lineno, function=function, code=linecache.getline(filename, lineno).strip())
     return None if is_library(line) else line
@@ -243,28 +221,12 @@ def is_generated(filename: str) -> bool:
     return bool(_GENERATED_FILE.search(filename)) or bool(cache and filename.startswith(f"{cache}/"))
 
 
-def _is_stdlib(filename: str) -> bool:
-    return filename.startswith(_STDLIB) and "site-packages" not in filename
-
-
-def _is_own_caller(filename: str) -> bool:
-    return filename.startswith(_CALLERS)
-
-
-_OWNERS = (watching.is_torch, is_generated, _is_stdlib, _is_own_caller)
-"""Tests for files that are not the user's."""
-
-
 def user_stack(frame: FrameType | None) -> tuple[UserLine, ...]:
     """The user's frames of a thread, outermost first, from its innermost Python frame."""
-    lines = known(_line_of(one) for one in watching.frames_from(frame))
-    return tuple(reversed(lines))
-
-
-def _line_of(frame: FrameType) -> UserLine | None:
-    code = frame.f_code
+    placed = ((one.f_code, one.f_lineno) for one in watching.frames_from(frame))
     # Between two instructions a frame of a different thread may have no line, although its annotation is `int`.
-    return user_line(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
+    lines = (user_line(code.co_filename, line or code.co_firstlineno, code.co_name) for code, line in placed)
+    return tuple(reversed(known(lines)))
 
 
 def is_blocked(frame: FrameType | None) -> bool:
@@ -272,11 +234,8 @@ def is_blocked(frame: FrameType | None) -> bool:
     if watching.waits_for_work(frame):
         return True
     innermost = islice(watching.frames_from(frame), 4)
-    return any(map(_waits, takewhile(_may_wait, innermost)))
-
-
-def _may_wait(frame: FrameType) -> bool:
-    return watching.is_torch(frame.f_code.co_filename) or _is_own_collective(frame)
+    within = takewhile(lambda one: watching.is_torch(one.f_code.co_filename) or _is_own_collective(one), innermost)
+    return any(map(_waits, within))
 
 
 def _waits(frame: FrameType) -> bool:

@@ -7,10 +7,9 @@ collective under the same number, or it waits for a rank that waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
+from operator import methodcaller
 
 from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import first
@@ -44,24 +43,17 @@ def calls_parted(here: RankState, theirs: RankState) -> Finding | None:
 def mismatch(situation: Situation) -> Finding | None:
     """Ranks issued different collectives under one number of a group, and a rank is stuck at or after it."""
     known = ByRank({**situation.other_domains, **situation.now})
-    unlike = first(filter(None, (_unlike_in(known, group) for group in sorted(_groups_of_wait(situation)))))
+    groups = sorted({issued.group for issued in situation.stuck.values()})
+    unlike = first(filter(None, (_unlike_in(known, group) for group in groups)))
     return (parted(known, domains=situation.domains) or _unlike(unlike)) if unlike is not None else None
-
-
-def _groups_of_wait(situation: Situation) -> set[str]:
-    return {issued.group for issued in situation.stuck.values()}
 
 
 def _unlike_in(states: ByRank[RankState], group: str) -> ByRank[Issued] | None:
     """The collectives of the ranks under the first number of a group under which they are not the same."""
     numbered = states.map(lambda state: {one.seq: one for one in state.issued_in(group)})
     numbers = sorted(set[int]().union(*numbered.values()))
-    met = (numbered.found(partial(_under, number)) for number in numbers)
+    met = (numbered.found(methodcaller("get", number)) for number in numbers)
     return first(here for here in met if here.differ(_what))
-
-
-def _under(number: int, issued: Mapping[int, Issued]) -> Issued | None:
-    return issued.get(number)
 
 
 def _unlike(here: ByRank[Issued]) -> Finding:

@@ -125,7 +125,7 @@ class Keeper:
     def adopt(self, rank: int) -> None:
         """Keep what a rank of this host has left that is gone, before its ring is removed."""
         with suppress(TpCompileError, OSError, ValueError):
-            kept = read_kept(self._folder / kept_file(rank)).with_ring()
+            kept = read_record(Kept, self._folder / kept_file(rank)).with_ring()
             if kept.flow is not None or kept.stack:
                 RunDir(self._folder).write_text(kept_file(rank), kept.to_json())
 
@@ -162,8 +162,3 @@ class Keeper:
         )
         with suppress(TpCompileError, OSError, RuntimeError):
             RunDir(self._folder).write_text(kept_file(log.rank), kept.to_json())
-
-
-def read_kept(path: Path) -> Kept:
-    """What a rank has kept. Raises FileNotFoundError, ConfigError and PreflightError."""
-    return read_record(Kept, path)

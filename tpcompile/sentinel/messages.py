@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Literal
 
 from tpcompile.evidence.digests.digest import digest_compile
 from tpcompile.evidence.iterables import first, last
 from tpcompile.evidence.layers.equivalent import LOCAL_TENSOR
-from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Guard, Layer, UserLine
+from tpcompile.evidence.records import CompileDigest, CompileRecord, Frozen, Layer, UserLine
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.bounds import Number, Rank, Seconds
 from tpcompile.evidence.text.lines import of_program
+from tpcompile.evidence.timeline.stream import Place, place_of
 
 _EVEN = frozenset({"all_reduce", "allreduce", "all_gather_base", "allgather_base", "reduce_scatter_base", "barrier"})
 """Collectives, as the flight recorder names them, whose sizes are equal on all ranks of a group."""
@@ -28,19 +29,7 @@ TRIGGERS = {
 COMPILES = frozenset(TRIGGERS.values())
 FINISHED = "finished"
 """`ended` of a rank that left at the end of the watched block."""
-Place = tuple[tuple[str, int], ...]
-"""Files and lines of a stack, outermost first."""
 Key = tuple[str, Place]
-
-
-def place_of(stack: Iterable[UserLine]) -> Place:
-    """Files and lines of a stack."""
-    return tuple((frame.file, frame.line) for frame in stack)
-
-
-def at(line: UserLine | None) -> str:
-    """` at LINE`, or empty when the line is not known."""
-    return f" at {line}" if line else ""
 
 
 class Position(Frozen):
@@ -102,26 +91,19 @@ def post_of(rank: int, compile_: CompileRecord, *, is_uneven: bool) -> CompilePo
     digest = digest_compile(compile_, 0)
     program = "" if is_uneven else _sha(digest, _PROGRAM)
     lowered = "" if is_uneven else _sha(digest, (Layer.LOWERED, Layer.KERNELS))
+    # Those of DTensor parameters under a backend that does not lower are not recorded. DTensor arguments do not count:
+    # one rank alone may read them, e.g. to log.
+    sources = [guard.source for guard in compile_.guards if guard.source.endswith(LOCAL_TENSOR)]
+    is_sharded = any("_parameters[" in source for source in sources)
+    has_unseen = is_sharded and not is_uneven and not compile_.has_lowered
     return CompilePost(
         rank=rank,
         frame=digest.frame,
         program=program,
         collectives=_sha(digest, (Layer.COLLECTIVES,)),
         lowered=lowered,
-        num_collectives=len(compile_.collectives) or int(not is_uneven and _has_unseen_collectives(compile_)),
+        num_collectives=len(compile_.collectives) or int(has_unseen),
     )
-
-
-def _has_unseen_collectives(compile_: CompileRecord) -> bool:
-    """True for DTensor parameters under a backend that does not lower: their collectives are not recorded.
-
-    DTensor arguments do not count: one rank alone may read them, e.g. to log.
-    """
-    return not compile_.has_lowered and any(map(_is_of_sharded_parameter, compile_.guards))
-
-
-def _is_of_sharded_parameter(guard: Guard) -> bool:
-    return guard.source.endswith(LOCAL_TENSOR) and "_parameters[" in guard.source
 
 
 def _sha(digest: CompileDigest, layers: tuple[Layer, ...]) -> str:
@@ -199,7 +181,7 @@ class Issued(Frozen):
         return self.what, self.place
 
     def __str__(self) -> str:
-        return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at(self.line)}"
+        return f"{self.op} #{self.seq} {self.sizes} of group {self.group!r}{at_text(self.line)}"
 
 
 class Message(Frozen):
@@ -239,7 +221,7 @@ class PointToPoint(Frozen):
 
     def __str__(self) -> str:
         tag = f" with tag {self.tag}" if self.tag else ""
-        return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{tag}{at(self.line)}"
+        return f"{self.op} {_TOWARDS[self.op]} rank {self.peer}{tag}{at_text(self.line)}"
 
 
 _TOWARDS = {"send": "to", "recv": "from"}
@@ -358,14 +340,6 @@ class RankState(Frozen):
     def has_issued(self, wanted: Issued) -> bool:
         """True when the rank has issued that collective."""
         return wanted.id in [issued.id for issued in self.issued]
-
-    def issued_by(self, region: str) -> tuple[Issued, ...]:
-        """Its last collectives that calls of a region issued."""
-        return tuple(issued for issued in self.issued if issued.region == region)
-
-    def calls_of(self, region: str) -> int:
-        """Number of its calls of a region."""
-        return self.calls.get(region, 0)
 
     def last_number(self, group: str) -> int:
         """Number of the last collective it issued in a group, 0 for none."""

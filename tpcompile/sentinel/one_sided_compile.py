@@ -35,10 +35,6 @@ class Pair:
         """Start of the text of a finding."""
         return f"rank {self.compiled.rank} compiled {self.at}"
 
-    def about_other(self, cause: Cause, observed: str) -> Finding:
-        """A finding that blames the other rank, at the line where it waits."""
-        return Finding(cause, observed, (self.other.rank,), self.other.wait_line)
-
 
 def one_sided_compile(pair: Pair) -> Finding | None:
     """Why only one rank compiled at a position; None when the protocol compares the compiles of both."""
@@ -64,7 +60,12 @@ def _both_compiled(states: ByRank[RankState], mine: _Held, theirs: _Held) -> Fin
     if _is_compared(mine, theirs) or _is_compared(theirs, mine):
         return None
     orders = [(theirs, mine), (mine, theirs)]
-    return first_finding(lambda order: _part_of(states, *order), orders) or _other_order(mine, theirs)
+    found = first_finding(lambda order: _part_of(states, *order), orders)
+    if found is not None:
+        return found
+    first, second = mine.state, theirs.state
+    says = f"rank {first.rank} compiled {mine.at} first, rank {second.rank} {theirs.at}; both contain collectives"
+    return Finding(Cause.ORDER_FORWARD, says, (first.rank, second.rank), second.line or first.line)
 
 
 def _is_compared(whole: _Held, part: _Held) -> bool:
@@ -72,7 +73,7 @@ def _is_compared(whole: _Held, part: _Held) -> bool:
     region = whole.at.region
     if part.at.region == region:
         return True  # one of them is ahead: it has compiled there, or has passed the position
-    has_called = part.state.calls_of(region) >= whole.at.call
+    has_called = part.state.calls.get(region, 0) >= whole.at.call
     return has_called and part.runs(whole)
 
 
@@ -96,18 +97,12 @@ def _region_of(state: RankState) -> str:
     return state.position.region if state.position is not None else ""
 
 
-def _other_order(mine: _Held, theirs: _Held) -> Finding:
-    first, second = mine.state, theirs.state
-    says = f"rank {first.rank} compiled {mine.at} first, rank {second.rank} {theirs.at}; both contain collectives"
-    return Finding(Cause.ORDER_FORWARD, says, (first.rank, second.rank), second.line or first.line)
-
-
 def _while_compiling(pair: Pair) -> Finding | None:
     """The finding where the other rank communicates while it compiles."""
     if not pair.other.compiles:
         return None
     says = f"rank {pair.other.rank} waits {pair.waits} while it compiles; only {pair.opening}"
-    return pair.about_other(Cause.STUCK_COLLECTIVE, says)
+    return Finding(Cause.STUCK_COLLECTIVE, says, (pair.other.rank,), pair.other.wait_line)
 
 
 def _recompile_limit(pair: Pair) -> Finding | None:

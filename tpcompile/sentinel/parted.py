@@ -36,8 +36,11 @@ def parted(
     streams = streams_of(states, lost or {})
     parting = align(streams, domains) or (left_out_alone(streams) if are_stuck else None)
     if parting is None or (len(domains) > 1 and not parting.odd):
-        across = align(by_role(streams), domains) if domains else None
-        parting = across if across is not None and _is_outvoted(across) else parting
+        across = align({rank: by_role(stream) for rank, stream in streams.items()}, domains) if domains else None
+        # Where fewer ranks than half stand in what the others did not do there. Stages of a pipeline may run different
+        # programs: a difference after which a rank went on is none.
+        odd = across.odd_side.events if across is not None and across.why == Why.MAJORITY else ()
+        parting = across if len(odd) == 1 and not odd[0].is_done else parting
     if parting is None or (not parting.odd and _parted_before(parting, streams)):
         return None
     return _finding(parting)
@@ -47,15 +50,6 @@ def _parted_before(parting: Parting, streams: Mapping[int, Stream]) -> bool:
     """True where the ranks differ in the first thing that is known of them: they parted before."""
     cut = [streams[rank] for rank in parting.starts if not streams[rank].is_whole]
     return parting.before is None and any(stream.how != How.ABORTED for stream in cut)
-
-
-def _is_outvoted(parting: Parting) -> bool:
-    """True where fewer ranks than half stand in what the others did not do there.
-
-    Stages of a pipeline may run different programs: a difference after which a rank went on is none.
-    """
-    odd = parting.odd_side.events
-    return parting.why == Why.MAJORITY and len(odd) == 1 and not odd[0].is_done
 
 
 def _finding(parting: Parting) -> Finding:

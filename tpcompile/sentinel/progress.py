@@ -167,7 +167,8 @@ class Progress:
         self.ticks += 1
         self.mark(region.name, call)
         if call >= region.sample_at:
-            self._sample(region)
+            region.samples.keep(call, self._counters(), self._clock())
+            region.sample_at = region.samples.next_call
         if self.pending:
             self._look(region)
         return region
@@ -256,10 +257,6 @@ class Progress:
         with self._lock:
             self.pending.setdefault(region.name, []).append(found)
         return self._passes(region)
-
-    def _sample(self, region: Region) -> None:
-        region.samples.keep(region.call, self._counters(), self._clock())
-        region.sample_at = region.samples.next_call
 
     def _leave_lookup(self, region: Region) -> None:
         # A miss that no compile followed: Dynamo gave up on the frame and runs it eagerly.

@@ -106,11 +106,14 @@ class Protocol:
         self._lock = threading.Lock()
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             CompileStarted: self._compile_started, CompileEnded: self._compile_ended, Posted: self._posted,
-            WentPast: self._went_past, StillCompiling: self._still_compiling, Settled: self._settled,
             Failed: self._failed, PeerFailed: self._failed, Leaving: self._leaving, Tick: self._tick,
-            Looked: self._looked, Answers: self._answers, Compared: self._compared, PeerCompiled: self._peer_compiled,
+            Answers: self._answers, Compared: self._compared, PeerCompiled: self._peer_compiled,
             PeerPassed: self._peer_passed, Decided: self._decided, Asked: self._asked, PeersLeft: self._peers_left,
-            AlarmHeard: self._alarm_heard, Recalled: self._recalled, RecallAsked: self._recall_asked,
+            AlarmHeard: self._alarm_heard, Recalled: self._recalled, Settled: self._settled,
+            WentPast: lambda event: [TellPassed(event.found.position)],
+            StillCompiling: lambda event: [RaiseOneRank(event.position, event.theirs)],
+            Looked: lambda event: self._ask(event.now_s) if event.is_stuck else [],
+            RecallAsked: lambda event: [TellValues(event.number, event.span)],
         }  # fmt: skip
 
     def on(self, event: Event) -> list[Action]:
@@ -196,9 +199,6 @@ class Protocol:
             return []
         return [TellPassed(passed.position) for passed in self.progress.announce(found)]
 
-    def _went_past(self, event: WentPast) -> list[Action]:
-        return [TellPassed(event.found.position)]
-
     def _peer_passed(self, event: PeerPassed) -> list[Action]:
         position = event.position
         region = self._region(position)
@@ -213,9 +213,6 @@ class Protocol:
             return [Later(_COMPILE_S, StillCompiling(position, event.theirs))]
         return []
 
-    def _still_compiling(self, event: StillCompiling) -> list[Action]:
-        return [RaiseOneRank(event.position, event.theirs)]
-
     # Waiting.
 
     def _tick(self, event: Tick) -> list[Action]:
@@ -229,9 +226,6 @@ class Protocol:
         elif self.asking.wants_to_look(event.now_s):
             actions.append(Look())
         return actions
-
-    def _looked(self, event: Looked) -> list[Action]:
-        return self._ask(event.now_s) if event.is_stuck else []
 
     def _ask(self, now_s: float) -> list[Action]:
         self.asking.asks(now_s, self.left)
@@ -288,9 +282,6 @@ class Protocol:
             return []
         self.has_parted = True
         return [RaiseFinding(finding)]
-
-    def _recall_asked(self, event: RecallAsked) -> list[Action]:
-        return [TellValues(event.number, event.span)]
 
     # Ends.
 

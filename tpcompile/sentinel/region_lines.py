@@ -29,21 +29,19 @@ def frames_inside(stack: tuple[UserLine, ...], region: str, regions: Iterable[st
     """The frame of that region's function in a stack (innermost first), and its caller's; empty when not in it."""
     wanted = _code_of(region)
     for number, frame in enumerate(stack):
-        if wanted.may_hold(frame) and _is_nearest(frame.line, wanted, regions):
+        is_of_name = frame.function == wanted.function and frame.file.endswith(wanted.file)
+        if is_of_name and _is_nearest(frame.line, wanted, regions):
             return stack[number : number + 2]
     return ()
 
 
 def _inside(state: RankState, region: str) -> tuple[UserLine, ...]:
     """The frame of that region's function and, where it is known, the one that called it."""
-    found = (frames_inside(stack, region, state.calls) for stack in _stacks(state))
-    return next(filter(None, found), ())
-
-
-def _stacks(state: RankState) -> list[tuple[UserLine, ...]]:
-    """The user's frames of the main thread, and those of the collective it is blocked in; innermost first."""
     blocked_in = state.blocked_in
-    return [state.stack[::-1], blocked_in.stack if blocked_in else ()]
+    # The user's frames of the main thread, and those of the collective it is blocked in; innermost first.
+    stacks = [state.stack[::-1], blocked_in.stack if blocked_in else ()]
+    found = (frames_inside(stack, region, state.calls) for stack in stacks)
+    return next(filter(None, found), ())
 
 
 class _Code(NamedTuple):
@@ -52,10 +50,6 @@ class _Code(NamedTuple):
     function: str
     file: str
     first_line: int
-
-    def may_hold(self, frame: UserLine) -> bool:
-        """True for a frame of a function of that name in that file."""
-        return frame.function == self.function and frame.file.endswith(self.file)
 
 
 def _code_of(region: str) -> _Code:

@@ -49,7 +49,7 @@ from tpcompile.sentinel.protocol import Protocol
 from tpcompile.sentinel.reach import Reach, cut_off
 from tpcompile.sentinel.refused_kernels import RefusedKernels
 from tpcompile.sentinel.settle import Kernels, Policy, Settlement
-from tpcompile.sentinel.shutdown import Shutdown, is_exit
+from tpcompile.sentinel.shutdown import Shutdown
 from tpcompile.sentinel.sink import logger
 from tpcompile.sentinel.snapshot import Snapshot
 from tpcompile.sentinel.store_log import StoreLog
@@ -158,7 +158,7 @@ class Sentinel:
         self._hooks = Hooks(
             self.rank, self.session, self._progress, on=self._on, note=self._timeline.note,
             say_raising=lambda: self._block_end.compile_raises(),
-            on_compile=lambda compile_: self._safely(lambda: refused.on_compile(compile_)),
+            on_compile=lambda compile_: self._effects.safely(lambda: refused.on_compile(compile_)),
         )  # fmt: skip
         self._alarms = Alarms(self.log, self.session, self._progress, self._snapshot, ends_job=policy == "stop")
         self._losses = Losses(self.log, self.protocol, self._snapshot)
@@ -188,9 +188,6 @@ class Sentinel:
         self._on(event)
         if isinstance(event, ev.Tick):
             self._keeper.tick(event.now_s)
-
-    def _safely(self, act: Callable[[], object]) -> None:
-        self._effects.safely(act)
 
     @property
     def is_active(self) -> bool:
@@ -242,7 +239,8 @@ class Sentinel:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         unseen = peers.failure() if error is None else None
-        failure = unseen or (None if is_exit(error) else error)
+        is_exit = isinstance(error, SystemExit) and not error.code
+        failure = unseen or (None if is_exit else error)
         self.executed.raised(error)
         if self.is_active and not isinstance(failure, KeyboardInterrupt):  # somebody ends the job, which is no finding
             self._block_end.reached() if failure is None else self._block_end.raised(failure)

@@ -70,11 +70,6 @@ class _Settled:
     """This rank judged, and reports to the user."""
 
     @property
-    def to_tell(self) -> Verdict | None:
-        """The verdict, if this rank reports it."""
-        return self.verdict if self.is_judge else None
-
-    @property
     def exit_code(self) -> int:
         """Exit code, equal on all ranks."""
         return self.verdict.exit_code if self.verdict is not None else ExitCode.FAIL
@@ -250,8 +245,8 @@ class Settlement:
             self._publish_in_turn(settled)
         except TpCompileError as error:
             logger.error("no report: {}", error)
-            if settled.to_tell is not None:
-                logger.error("rank divergence: {}", settled.to_tell.summary)
+            if settled.is_judge and settled.verdict is not None:
+                logger.error("rank divergence: {}", settled.verdict.summary)
         self._tell_launcher(settled)
         for rank in filter(self.is_gone, settled.alarm.gone):
             self._keeper.adopt(rank)
@@ -380,8 +375,9 @@ def is_grave(verdict: Verdict, *, kernels: Kernels) -> bool:
     kernels that each rank chose by its own timings do not either: the program is the same, only rounding differs.
     """
     red = [divergence for divergence in verdict.divergences if divergence.is_red]
-    is_mild = all(_is_mild(divergence, kernels) for divergence in red)
-    return not is_mild or _has_more_red_checks(verdict, red)
+    may_choose = kernels == "warn"
+    grave = [one for one in red if one.layer != Layer.ENVIRONMENT and not (may_choose and one.is_choice)]
+    return bool(grave) or _has_more_red_checks(verdict, red)
 
 
 def _has_more_red_checks(verdict: Verdict, divergences: Sequence[Divergence]) -> bool:
@@ -391,9 +387,3 @@ def _has_more_red_checks(verdict: Verdict, divergences: Sequence[Divergence]) ->
     for divergence in divergences:
         layers.difference_update([divergence.layer, *divergence.consequences])
     return bool(layers)
-
-
-def _is_mild(divergence: Divergence, kernels: Kernels) -> bool:
-    if divergence.layer == Layer.ENVIRONMENT:
-        return True
-    return kernels == "warn" and divergence.is_choice

@@ -113,8 +113,3 @@ def stay_until_gone(state: Callable[[], Liveness], has_closed: Callable[[], bool
             time.sleep(_NOTICED_S)
             return
         time.sleep(_POLL_S)
-
-
-def is_exit(error: BaseException | None) -> bool:
-    """True for `sys.exit()` with a zero exit code."""
-    return isinstance(error, SystemExit) and not error.code

@@ -13,8 +13,9 @@ from tpcompile.evidence.groups.by_rank import ByRank
 from tpcompile.evidence.iterables import last
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.records.causes import Cause
+from tpcompile.evidence.timeline.stream import Place, place_of
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import Issued, Place, RankState, place_of
+from tpcompile.sentinel.messages import Issued, RankState
 
 _IDLE_S, _IDLE_SHARE = 1.0, 0.25
 """Seconds between two rounds, and the share of a core that the threads of the sentinel stay below."""
@@ -96,7 +97,8 @@ class Situation:
     @cached_property
     def in_p2p(self) -> ByRank[RankState]:
         """Ranks in the same send or receive since the previous round, whose peer is in `now`."""
-        return self.now.where(self._is_in_p2p)
+        here = self.now.where(lambda state: state.p2p is not None and state.p2p.peer in self.now)
+        return here.where(lambda state: state.p2p == self._then(state).p2p and not self._is_met(state))
 
     def is_idle(self, rank: int) -> bool:
         """True for a rank whose main thread is stuck in a collective, and that has hardly used CPU time meanwhile."""
@@ -120,10 +122,6 @@ class Situation:
         # A rank that compiles is stuck only in a collective issued since the compile began, by the compiler itself.
         is_older = state.compiles and issued.age_s > state.since_s
         return None if is_older else issued
-
-    def _is_in_p2p(self, state: RankState) -> bool:
-        p2p = state.p2p
-        return p2p is not None and p2p.peer in self.now and p2p == self._then(state).p2p and not self._is_met(state)
 
     def _is_met(self, state: RankState) -> bool:
         """True where the peer has posted its end: a program need not wait for what it sends, which then seems open."""

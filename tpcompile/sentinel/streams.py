@@ -13,8 +13,8 @@ from types import ModuleType
 from tpcompile.evidence.iterables import differ, find, first
 from tpcompile.evidence.records import UserLine
 from tpcompile.evidence.timeline.source import loop_around
-from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream, TimedStream
-from tpcompile.sentinel.messages import FINISHED, Issued, Message, PointToPoint, RankState, place_of
+from tpcompile.evidence.timeline.stream import Event, How, Kind, Stream, TimedStream, place_of
+from tpcompile.sentinel.messages import FINISHED, Issued, Message, RankState
 from tpcompile.sentinel.situation import Lost
 from tpcompile.torch_api import watching
 
@@ -33,12 +33,8 @@ def streams_of(states: Mapping[int, RankState], lost: Mapping[int, Lost]) -> dic
     return known | {rank: stream for rank, stream in gone.items() if stream is not None}
 
 
-def by_role(streams: Mapping[int, Stream]) -> dict[int, Stream]:
+def by_role(stream: Stream) -> Stream:
     """The same with groups by their role: ranks of different domains then issue the same, with sizes of their own."""
-    return {rank: _by_role(stream) for rank, stream in streams.items()}
-
-
-def _by_role(stream: Stream) -> Stream:
     events = [
         event.model_copy(update={"group": _role(event.group), "content": {}, "own": {**event.own, **event.content}})
         for event in stream.events
@@ -90,7 +86,8 @@ def _stream_and_ages(state: RankState, compiled: Collection[str]) -> tuple[Strea
         ages += [age_s] * len(added)
         before = event
     if state.p2p is not None and not state.p2p.number:
-        events.append(_point_to_point(state.p2p))
+        stack = (state.p2p.line,) if state.p2p.line else ()
+        events.append(Event(kind=_P2P[state.p2p.op], peer=state.p2p.peer, stack=stack, is_done=False))
         ages.append(0.0)
     stream = Stream(
         rank=state.rank, events=tuple(events), is_whole=not cut, how=_how(state), groups=state.members
@@ -167,11 +164,6 @@ def _is_in(state: RankState, message: Message) -> bool:
     return p2p is not None and (p2p.op, p2p.peer) == (message.op, message.peer) and 0 < p2p.number <= message.number
 
 
-def _point_to_point(p2p: PointToPoint) -> Event:
-    stack = (p2p.line,) if p2p.line else ()
-    return Event(kind=_P2P[p2p.op], peer=p2p.peer, stack=stack, is_done=False)
-
-
 def _how(state: RankState) -> How:
     if state.ended == FINISHED or state.phase:
         return How.FINISHED
@@ -209,7 +201,9 @@ def _aborted_in(lost: Lost, waiting: RankState, states: Mapping[int, RankState],
     is_same = all(_is_beside(lost, state) for state in states.values() if _waits_for(state, lost.rank))
     issued = [one for state in states.values() for one in state.issued]
     at_its_lines = met if is_same else find(issued, lambda one: _is_at(lost, one))
-    like = at_its_lines or find(issued, lambda one: _ends_as(lost, one))
+    # Where only the innermost line is the same: compiled code that is called from elsewhere.
+    end = lost.place[-1:]
+    like = at_its_lines or find(issued, lambda one: bool(one.region) and one.place[-1:] == end)
     event = event_of(like or met, compiled)
     stack = event.stack if at_its_lines else lost.stack
     alike = [one for one in issued if like is not None and (one.op, one.place) == (like.op, like.place)]
@@ -233,11 +227,6 @@ def _aborted_in(lost: Lost, waiting: RankState, states: Mapping[int, RankState],
 def _is_beside(lost: Lost, waiting: RankState) -> bool:
     """True for a rank in the collective in which the other one aborted, or in the line that waits for it."""
     return _is_at(lost, _met_by(lost, waiting)) or lost.place == place_of(waiting.stack)
-
-
-def _ends_as(lost: Lost, issued: Issued) -> bool:
-    """True where the innermost line is the same: compiled code that is called from elsewhere."""
-    return bool(issued.region) and lost.place[-1:] == issued.place[-1:]
 
 
 def _met_by(lost: Lost, waiting: RankState) -> Issued:

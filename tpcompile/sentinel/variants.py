@@ -6,7 +6,7 @@ A rank that runs a different variant than its peers does not compile, nor hang i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tpcompile.evidence.groups.by_rank import ByRank, by_name
 from tpcompile.evidence.records import Frozen, UserLine
@@ -14,7 +14,7 @@ from tpcompile.evidence.records.bounds import Number
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks
 from tpcompile.sentinel.finding import Finding, first_finding
-from tpcompile.sentinel.progress import Progress, Region
+from tpcompile.sentinel.progress import Progress
 
 _MAX_CALLABLES = 1000
 
@@ -33,13 +33,13 @@ class Ran(Frozen):
 
 def ran_by(progress: Progress) -> dict[str, Ran]:
     """What this rank ran of regions with collectives: only their call numbers correspond on all ranks."""
-    return {region.name: _ran(region) for region in progress.compared() if region.ran and region.num_collectives}
-
-
-def _ran(region: Region) -> Ran:
-    variants = {call: region.variants.get(compile_id, compile_id) for call, compile_id in region.ran.copy()}
-    first_calls = tuple(region.first_calls[:_MAX_CALLABLES])
-    return Ran(region=region.name, line=region.line, variants=variants, first_calls=first_calls)
+    found: dict[str, Ran] = {}
+    for region in progress.compared():
+        if region.ran and region.num_collectives:
+            variants = {call: region.variants.get(compile_id, compile_id) for call, compile_id in region.ran.copy()}
+            firsts = tuple(region.first_calls[:_MAX_CALLABLES])
+            found[region.name] = Ran(region=region.name, line=region.line, variants=variants, first_calls=firsts)
+    return found
 
 
 def wrong_variant(by_rank: Mapping[int, Mapping[str, Ran]]) -> Finding | None:
@@ -54,23 +54,23 @@ def _in_region(ran: ByRank[Ran]) -> Finding | None:
 
 def _at_call(ran: ByRank[Ran], call: int) -> Finding | None:
     taken = ran.map(lambda one: one.variants[call])
-    if not taken.differ(str) or not _all_have(ran, taken.values()):
+    if not taken.differ(str):
         return None
-    return _describe(ran, call, taken)
-
-
-def _all_have(ran: ByRank[Ran], variants: Iterable[str]) -> bool:
-    """True for variants that every rank ran in some call."""
-    wanted = set(variants)
-    return all(wanted.issubset(one.variants.values()) for one in ran.values())
+    wanted = set(taken.values())
+    every_rank_has = all(wanted.issubset(one.variants.values()) for one in ran.values())
+    return _describe(ran, call, taken) if every_rank_has else None
 
 
 def _describe(ran: ByRank[Ran], call: int, taken: ByRank[str]) -> Finding:
     called = ran.map(lambda one: sum(first <= call for first in one.first_calls))
     if called.differ():
         return _uncompiled(ran, call, called)
-    odd = _unusual(ran, taken)
-    says = ", ".join(f"rank {rank} {_name(ran[rank], variant)}" for rank, variant in taken.items())
+    odd = taken.unlike_majority(str) or _rare(ran, taken) or taken.ranks
+    # A variant is named by its first call.
+    firsts = {
+        rank: min(of for of, one in ran[rank].variants.items() if one == variant) for rank, variant in taken.items()
+    }
+    says = ", ".join(f"rank {rank} the variant of call {first}" for rank, first in firsts.items())
     observed = (
         f"in call {call} of {ran.first.region} the ranks ran different variants of it: {says}; "
         f"unusual on {named_ranks(odd)}"
@@ -89,11 +89,6 @@ def _uncompiled(ran: ByRank[Ran], call: int, called: ByRank[int]) -> Finding:
     return Finding(Cause.COMPILE_DISABLED, observed, fewer, ran[fewer[0]].line)
 
 
-def _unusual(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
-    """Ranks that differ from the majority, else those with the rarer variant, else all of them."""
-    return taken.unlike_majority(str) or _rare(ran, taken) or taken.ranks
-
-
 def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
     """Ranks that ran a variant which is run less often, over all ranks, than those of the other ranks."""
     times = Counter[str]()
@@ -102,9 +97,3 @@ def _rare(ran: ByRank[Ran], taken: ByRank[str]) -> tuple[int, ...]:
     by_rank = taken.map(lambda variant: times[variant])
     most = max(by_rank.values())
     return by_rank.where(lambda number: number < most).ranks
-
-
-def _name(ran: Ran, variant: str) -> str:
-    """Name a variant by its first call."""
-    first = min(call for call, one in ran.variants.items() if one == variant)
-    return f"the variant of call {first}"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations_with_replacement
 from typing import NamedTuple
 
-from tpcompile.sentinel.messages import RankState, at
+from tpcompile.evidence.records.base import at_text
+from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.situation import Situation
 
 
@@ -53,5 +54,5 @@ def _awaited(state: RankState, situation: Situation) -> tuple[str, Sequence[int]
         group = state.calling
         number = state.last_number(group) + 1
         late = others.where(lambda theirs: theirs.calling != group and theirs.can_still_join(group, number))
-        return f"to begin a collective of group {group!r}{at(state.line)}", late.ranks
+        return f"to begin a collective of group {group!r}{at_text(state.line)}", late.ranks
     return "", []

@@ -12,10 +12,12 @@ from typing import NamedTuple
 from tpcompile.evidence.groups.by_rank import ByRank, itself
 from tpcompile.evidence.iterables import first
 from tpcompile.evidence.records import UserLine
+from tpcompile.evidence.records.base import at_text
 from tpcompile.evidence.records.causes import Cause
 from tpcompile.evidence.text.ranks import named_ranks, ranks_text
+from tpcompile.evidence.timeline.stream import Place, place_of
 from tpcompile.sentinel.finding import Finding
-from tpcompile.sentinel.messages import Place, RankState, at, place_of
+from tpcompile.sentinel.messages import RankState
 from tpcompile.sentinel.situation import Situation
 
 
@@ -43,7 +45,11 @@ def wrong_group(situation: Situation) -> Finding | None:
     """The finding where two ranks wait at one line in different groups with the same members."""
     waits = situation.now.found(lambda state: _wait(state, situation))
     pairs = combinations(waits.values(), 2)
-    one = first(ours for ours, theirs in pairs if _is_other_group(ours, theirs))
+    one = first(
+        ours
+        for ours, theirs in pairs
+        if ours.group != theirs.group and (ours.place, ours.members) == (theirs.place, theirs.members)
+    )
     return _describe(waits, one.place) if one is not None else None
 
 
@@ -76,15 +82,11 @@ def _wait(state: RankState, situation: Situation) -> _Wait | None:
     return None
 
 
-def _is_other_group(ours: _Wait, theirs: _Wait) -> bool:
-    return ours.group != theirs.group and (ours.place, ours.members) == (theirs.place, theirs.members)
-
-
 def _describe(waits: ByRank[_Wait], place: Place) -> Finding:
     here = waits.where(lambda wait: wait.place == place)
     odd = here.some(lambda wait: wait.deviates) or here.unlike_majority(lambda wait: wait.group) or here.ranks
     one = here[odd[0]]
     says = "; ".join(f"rank {rank} waits in group {wait.group!r}" for rank, wait in here.items())
     members = ranks_text(one.state.members.get(one.group, ()))
-    observed = f"the ranks use different process groups with the same members {members}{at(one.line)}: {says}"
+    observed = f"the ranks use different process groups with the same members {members}{at_text(one.line)}: {says}"
     return Finding(Cause.GROUP, observed, odd, one.line)

@@ -34,9 +34,6 @@ def world_of_one() -> Iterator[None]:
     ranks = world.pg_group_ranks[alone]
     make_mesh = DeviceMesh.__init__
 
-    def group_of_one(*_args: Any, **_kwargs: Any) -> dist.ProcessGroup:
-        return alone
-
     def mesh_of_one(self: DeviceMesh, device_type: str, mesh: Any = None, **more: Any) -> None:
         layout = more.get("_layout")
         if more.get("_root_mesh") is None:
@@ -49,7 +46,7 @@ def world_of_one() -> Iterator[None]:
         world.pg_group_ranks[alone] = {0: 0}
         c10d._update_default_pg(alone)
         with (
-            mock.patch.object(c10d, "_new_group_with_tag", group_of_one),
+            mock.patch.object(c10d, "_new_group_with_tag", lambda *_args, **_kwargs: alone),
             mock.patch.object(DeviceMesh, "__init__", mesh_of_one),
         ):
             yield

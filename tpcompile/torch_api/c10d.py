@@ -120,17 +120,15 @@ def groups_made() -> Iterator[list[GroupMade]]:
     def make(ranks: Any = None, *arguments: Any, **options: Any) -> Any:
         if not options.get("use_local_synchronization"):
             all_ranks = range(dist.get_world_size()) if ranks is None else ranks
-            made.append(GroupMade(options.get("group_desc") or "", tuple(all_ranks), _users_line(sys._getframe(1))))
+            users: FrameType | None = sys._getframe(1)
+            while users is not None and is_library_file(users.f_code.co_filename):
+                users = users.f_back
+            line = line_of_frame(users) if users is not None else None
+            made.append(GroupMade(options.get("group_desc") or "", tuple(all_ranks), line))
         return real(ranks, *arguments, **options)
 
     with mock.patch.object(c10d, "_new_group_with_tag", make):
         yield made
-
-
-def _users_line(frame: FrameType | None) -> UserLine | None:
-    while frame is not None and is_library_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return line_of_frame(frame) if frame is not None else None
 
 
 def known_groups() -> list[tuple[Any, str]]:

@@ -142,12 +142,8 @@ def _patch_once(fn: Any) -> Any:
         _patched_in_launch.update(languages)
     scope = _interpreter().patch_lang(fn)
     for language in languages:
-        scope.set_attr(language.tensor, "__index__", _index)
+        scope.set_attr(language.tensor, "__index__", lambda value: int(value.handle.data.item()))
     return scope
-
-
-def _index(self: Any) -> int:
-    return int(self.handle.data.item())
 
 
 @functools.cache

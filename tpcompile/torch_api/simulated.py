@@ -56,7 +56,9 @@ class CollectiveListener(TorchDispatchMode):
         if not boxed:
             return
         group = dist.ProcessGroup.unbox(boxed[0]).group_name
-        self._on_collective(op, _reduce_op(boxed[1:]), _first_tensor(args[place]), group)
+        reductions = (each for each in boxed[1:] if each._type().qualified_name().endswith("ReduceOp"))
+        reduction = next(map(reduce_op_name, reductions), "")
+        self._on_collective(op, reduction, _first_tensor(args[place]), group)
 
     def _notify_of_functional(self, name: str, schema: Any, args: Any, kwargs: Any) -> None:
         names = [argument.name for argument in schema.arguments]
@@ -69,12 +71,6 @@ class CollectiveListener(TorchDispatchMode):
 def _first_tensor(sent: Any) -> Tensor:
     """The argument that is sent, or the first of a list."""
     return sent if isinstance(sent, Tensor) else sent[0]
-
-
-def _reduce_op(boxed: list[Any]) -> str:
-    """Name of the reduction among the boxed arguments of a c10d op; empty for none."""
-    reductions = (each for each in boxed if each._type().qualified_name().endswith("ReduceOp"))
-    return next(map(reduce_op_name, reductions), "")
 
 
 @contextmanager

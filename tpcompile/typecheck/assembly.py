@@ -92,10 +92,15 @@ def possible(full: Shape, parts: Sequence[Shape]) -> list[Assembly]:
 
 def _possible_rows(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
     size, num_ranks, total = sizes[0], len(sizes), sum(sizes)
-    in_order = [_in_order(sizes, length)]
+    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    rows = [torch.arange(start, end) for start, end in pairwise(ends)]
+    in_order = [tuple(index.masked_fill(index >= length, _PADDING) for index in rows)]
     are_equal = len(set(sizes)) == 1
+    if total == length and not are_equal:
+        return in_order
     if total == length:
-        return [*in_order, *_packed(size, num_ranks), *_in_turn(size, num_ranks)] if are_equal else in_order
+        in_turn = tuple(torch.arange(rank, length, num_ranks) for rank in range(num_ranks))  # a row to each rank
+        return [*in_order, *_packed(size, num_ranks), *([in_turn] if size > 1 else [])]
     if total < length:
         return []
     shared: list[tuple[Tensor, ...]] = []
@@ -103,12 +108,6 @@ def _possible_rows(length: int, sizes: Sequence[int]) -> list[tuple[Tensor, ...]
         shared = _shared(length, size, num_ranks) or _partly_shared(length, size, num_ranks)
     is_padded = total - length <= max(sizes) * num_ranks // 2
     return shared or (in_order if is_padded else [])
-
-
-def _in_order(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
-    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    rows = [torch.arange(start, end) for start, end in pairwise(ends)]
-    return tuple(index.masked_fill(index >= length, _PADDING) for index in rows)
 
 
 def _packed(size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
@@ -127,13 +126,6 @@ def _packed(size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
                 )
             )
     return found
-
-
-def _in_turn(size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:
-    """A row to each rank in turn."""
-    if size == 1:
-        return []
-    return [tuple(torch.arange(rank, size * num_ranks, num_ranks) for rank in range(num_ranks))]
 
 
 def _shared(length: int, size: int, num_ranks: int) -> list[tuple[Tensor, ...]]:

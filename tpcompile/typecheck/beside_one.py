@@ -331,14 +331,11 @@ def line_in_module(name: str, frame: FrameType) -> UserLine:
     has none.
     """
     within = takewhile(lambda each: each.f_code.co_filename != _RUNS, frames_from(frame))
-    frames = [each for each in within if _is_users(each.f_code.co_filename)]
+    others = [each for each in within if not each.f_code.co_filename.startswith(_OWN)]
+    frames = [each for each in others if not is_library_file(each.f_code.co_filename)]
     if not frames:
         return UserLine(file=_RUNS, line=0)
     found = frames[0]
     if name.startswith(COLLECTIVES) or name in _MOVES:
         found = next((each for each in frames if isinstance(each.f_locals.get("self"), torch.nn.Module)), found)
     return line_at(found, found.f_lineno)
-
-
-def _is_users(file: str) -> bool:
-    return not file.startswith(_OWN) and not is_library_file(file)

@@ -89,14 +89,8 @@ def with_undeclared(step: Step, types: Sequence[SpmdType]) -> list[SpmdType]:
     has_own_value = step.is_collective and step.name not in _ENTERS
     if not names or has_own_value:
         return list(types)
-    return [_made_of(names[-1], type_) for type_ in types]
-
-
-def _made_of(name: str, type_: SpmdType) -> SpmdType:
-    """The type of what is made of this parameter; only of a whole value it decides anything."""
-    if type_.kind not in ("I", "R"):
-        return type_
-    return replace(type_, undeclared=name)
+    # Only of a whole value it decides anything.
+    return [replace(type_, undeclared=names[-1]) if type_.kind in ("I", "R") else type_ for type_ in types]
 
 
 def is_known_whole(step: Step, x: SpmdType) -> bool:

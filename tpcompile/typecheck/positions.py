@@ -50,7 +50,9 @@ def with_positions(step: Step, types: Sequence[SpmdType], judge: Judge) -> list[
 def _followed(step: Step, counting: Sequence[Tensor], judge: Judge) -> SpmdType | None:
     """The type of the result as a shard; None where an op may have moved what it counts from."""
     if step.name in _COMPARED and len(counting) == 2:
-        return _rows_of_mask(step, counting)
+        # Queries beside keys: the mask counts along the queries, which come first.
+        places = [_from_the_right(tensor, step.type_of(tensor).positions) for tensor in counting]
+        return varying(step.out.dim() + min(places)) if min(places) < max(places) else None
     is_of_several = len({id(tensor) for tensor in counting}) > 1
     if step.name not in _KEEPS or (is_of_several and step.name not in PACKS):
         return None
@@ -63,13 +65,6 @@ def _followed(step: Step, counting: Sequence[Tensor], judge: Judge) -> SpmdType 
     found = judge(shadow)
     is_shard = bool(found) and found[0].is_known_shard and not shadow.violations
     return found[0] if is_shard else None
-
-
-def _rows_of_mask(step: Step, counting: Sequence[Tensor]) -> SpmdType | None:
-    """Queries beside keys: the mask counts along the queries, which come first."""
-    places = [_from_the_right(tensor, step.type_of(tensor).positions) for tensor in counting]
-    rows = min(places)
-    return varying(step.out.dim() + rows) if rows < max(places) else None
 
 
 def _from_the_right(tensor: Tensor, type_: SpmdType | None) -> int:

@@ -132,7 +132,9 @@ class Program:
         self.leaves, self._spec = tree_flatten(inputs)
         if place.dtype is not None:
             self.module = self.module.to(place.dtype)
-            self.leaves = [_cast(leaf, place.dtype) for leaf in self.leaves]
+            for number, leaf in enumerate(self.leaves):
+                if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                    self.leaves[number] = leaf.detach().to(place.dtype).requires_grad_(leaf.requires_grad)
         self._buffers = {name: buffer.detach().clone() for name, buffer in self._state()}
         self._force_eager = built.is_compiled
         self._random_state = torch.get_rng_state()
@@ -298,12 +300,6 @@ def _known(parameter: Tensor) -> Known:
         0.0 if is_spread or not local.numel() else float(local.mean()),
         float(local.std()) if is_spread else 0.0,
     )
-
-
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
-    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-        return leaf
-    return leaf.detach().to(dtype).requires_grad_(leaf.requires_grad)
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Diverge
 
     Variants of one function that issue the same collectives may be entered in any order.
     """
-    issuing = list(filter(_has_collectives, slots))
-    entered = ByRank({rank: _entered(issuing, rank) for rank in ranks})
-    issued = entered.map(_all_issued)
+    issuing = [slot for slot in slots if slot.compiles.where(lambda compile_: compile_.num_items(Layer.COLLECTIVES))]
+    entered = ByRank({rank: sorted(issuing, key=lambda slot: slot.taken[rank].index) for rank in ranks})
+    issued = entered.map(lambda in_order: tuple(map(_issues, in_order)))
     groups = issued.groups()
     columns = zip(*(entered[ranks[0]] for ranks in groups), strict=True)
     for number, column in enumerate(columns, start=1):
@@ -29,8 +29,13 @@ def swapped(slots: Sequence[Slot], ranks: Sequence[int], domain: str) -> Diverge
 
 def _at_place(groups: Groups, slots: Sequence[Slot], number: int, domain: str) -> Divergence:
     """The finding for what each group of ranks entered as its n-th program with collectives."""
-    sides = [_side(ranks, slot, number) for ranks, slot in zip(groups, slots, strict=True)]
-    frames = [slot.compiles[ranks[0]].frame for ranks, slot in zip(groups, slots, strict=True)]
+    entered = [slot.compiles[ranks[0]] for ranks, slot in zip(groups, slots, strict=True)]
+    frames = [compile_.frame for compile_ in entered]
+    items = [value_item("with collectives", f"{frame} as number {number}") for frame in frames]
+    sides = [
+        RankGroup(ranks=ranks, item=item, frame_line=compile_.line)
+        for ranks, item, compile_ in zip(groups, items, entered, strict=True)
+    ]
     return Divergence(
         layer=Layer.COLLECTIVES,
         cls=DivergenceClass.COLLECTIVES,
@@ -44,40 +49,15 @@ def _at_place(groups: Groups, slots: Sequence[Slot], number: int, domain: str) -
     )
 
 
-def _side(ranks: tuple[int, ...], slot: Slot, number: int) -> RankGroup:
-    entered = slot.compiles[ranks[0]]
-    item = value_item("with collectives", f"{entered.frame} as number {number}")
-    return RankGroup(ranks=ranks, item=item, frame_line=entered.line)
-
-
 def labels(slots: Sequence[Slot], ranks: Sequence[int]) -> tuple[str, ByRank[str]]:
     """The order of the compiles that all ranks made, by rank; where the order is the same, their compile ids."""
-    orders = ByRank({rank: str(_order(slots, rank)) for rank in ranks})
-    ids = ByRank({rank: str(_ids(slots, rank)) for rank in ranks})
+    made = ByRank({rank: [slot.taken[rank] for slot in slots] for rank in ranks})
+    orders = made.map(lambda taken: str(sorted(range(len(slots)), key=lambda number: taken[number].index)))
+    ids = made.map(lambda taken: str([one.compile_id for one in taken]))
     return ("order of compiles", orders) if orders.differ() else ("compile ids", ids)
-
-
-def _order(slots: Sequence[Slot], rank: int) -> list[int]:
-    return sorted(range(len(slots)), key=lambda number: slots[number].taken[rank].index)
-
-
-def _ids(slots: Sequence[Slot], rank: int) -> list[str]:
-    return [slot.taken[rank].compile_id for slot in slots]
-
-
-def _has_collectives(slot: Slot) -> bool:
-    return bool(slot.compiles.where(lambda compile_: compile_.num_items(Layer.COLLECTIVES)))
-
-
-def _all_issued(slots: Sequence[Slot]) -> tuple[tuple[str, str | None], ...]:
-    return tuple(map(_issues, slots))
 
 
 def _issues(slot: Slot) -> tuple[str, str | None]:
     """Frame and collectives of a slot on its first rank; where its ranks differ, that is a finding of its own."""
     first = slot.taken[min(slot.taken)]
     return first.frame, first.sha(Layer.COLLECTIVES)
-
-
-def _entered(slots: Sequence[Slot], rank: int) -> list[Slot]:
-    return sorted(slots, key=lambda slot: slot.taken[rank].index)

@@ -20,11 +20,7 @@ _Place = dict[str, int]
 def decided_by_replicas(found: Iterable[Divergence], digests: Sequence[RankDigest]) -> list[Divergence]:
     """The differences; of one whose ranks only differ, the side that the replicas have, too, comes first."""
     replicas = _Replicas(digests)
-    return [replicas.decided(one) if _is_open(one) else one for one in found]
-
-
-def _is_open(divergence: Divergence) -> bool:
-    return divergence.is_red and not divergence.culprits and len(divergence.groups) > 1
+    return [replicas.decided(one) for one in found]
 
 
 class _Replicas:
@@ -37,7 +33,9 @@ class _Replicas:
         self._known: dict[tuple[str, Layer], set[_Content]] = {}
 
     def decided(self, divergence: Divergence) -> Divergence:
-        """The divergence, with the side first that the replicas have, too."""
+        """The divergence; where its ranks only differ, with the side first that the replicas have, too."""
+        if not divergence.is_red or divergence.culprits or len(divergence.groups) < 2:
+            return divergence
         ranks = [self._by_rank[rank] for rank in divergence.ranks if rank in self._by_rank]
         if not ranks or len(self._domains) < 2:
             return divergence

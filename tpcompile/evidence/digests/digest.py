@@ -73,16 +73,12 @@ def _counters(record: RankRecord) -> tuple[PhaseCounters, ...]:
 
     Seen on torch 2.13.0: guards of a DTensor parameter read `DTensor.device_mesh`, which is then compiled, too.
     """
-    without_ops = Counter(compile_.phase for compile_ in record.compiles if _is_torchs_without_ops(compile_))
+    empty = [one for one in record.compiles if one.stack and not (one.graphs or one.breaks or one.failure)]
+    without_ops = Counter(one.phase for one in empty if is_library_file(one.stack[-1].file))
     return tuple(
         counters.model_copy(update={"frames": counters.frames - without_ops[counters.phase]})
         for counters in record.counters
     )
-
-
-def _is_torchs_without_ops(compile_: CompileRecord) -> bool:
-    is_empty = not (compile_.graphs or compile_.breaks or compile_.failure)
-    return is_empty and bool(compile_.stack) and is_library_file(compile_.stack[-1].file)
 
 
 def _rank_reads(record: RankRecord) -> tuple[RankRead, ...]:

@@ -196,7 +196,8 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
         return ()
     sizes = list(map(_integers, row.notes("size")))
     strides = list(map(_integers, row.notes("stride")))
-    is_same_layout = not differ(map(tuple, strides)) or strides == list(map(_contiguous, sizes))
+    contiguous = [[math.prod(size[dim + 1 :]) for dim in range(len(size))] for size in sizes]
+    is_same_layout = not differ(map(tuple, strides)) or strides == contiguous
     if differ(map(len, sizes)) or not is_same_layout:
         return ()
     uneven = list(filter(differ, zip(*sizes, strict=True)))
@@ -209,10 +210,6 @@ def _sizes_of_shards(row: Row, coordinates: Groups) -> Maps:
     whole = list(filter(None, in_order))[:-1]
     is_chunked = in_order == sorted(in_order, reverse=True) and not differ(whole)
     return [Parts(tuple(in_order))] if is_chunked else ()
-
-
-def _contiguous(size: Sequence[int]) -> list[int]:
-    return [math.prod(size[dim + 1 :]) for dim in range(len(size))]
 
 
 def _without_sizes(guard: Item) -> str:

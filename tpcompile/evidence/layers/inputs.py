@@ -26,7 +26,12 @@ _PARAMETERS = "._parameters["
 
 
 def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
-    open_shapes = {} if compile_.collectives else _open_shapes(compile_)
+    # Sizes that the compiled code leaves open, tokens of an expert for example, are `any`: only ranks that meet in a
+    # collective of that code need equal ones.
+    guards = () if compile_.collectives else compile_.guards
+    guarded = ((guard.source, _SIZES.search(guard.expression)) for guard in guards)
+    found = {source: match["sizes"] for source, match in guarded if match is not None}
+    open_shapes = {source: f"[{sizes.replace('None', 'any')}]" for source, sizes in found.items() if "None" in sizes}
     for tensor in compile_.inputs:
         fields = {
             "dtype": tensor.dtype,
@@ -37,16 +42,6 @@ def _items(compile_: CompileRecord, _part: str) -> Iterator[Item]:
             "dynamic": tensor.dynamic or "none",
         }
         yield Item(kind=ItemKind.INPUT, about=tensor.source, fields=fields)
-
-
-def _open_shapes(compile_: CompileRecord) -> dict[str, str]:
-    """Source -> shape, with `any` for sizes that the compiled code leaves open: tokens of an expert, for example.
-
-    Only ranks that meet in a collective of that code need equal ones.
-    """
-    guarded = ((guard.source, _SIZES.search(guard.expression)) for guard in compile_.guards)
-    found = {source: match["sizes"] for source, match in guarded if match is not None}
-    return {source: f"[{sizes.replace('None', 'any')}]" for source, sizes in found.items() if "None" in sizes}
 
 
 def _parts(compile_: CompileRecord) -> Sequence[str]:

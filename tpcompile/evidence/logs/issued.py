@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from tpcompile.evidence.groups.by_rank import ByRank
@@ -29,7 +29,9 @@ def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
         # a part that was loaded from a cache has none: of lists of different length the corresponding ones are unknown
         if logged.differ(lambda compile_: len(compile_.schedules)):
             continue
-        orders = logged.map(lambda compile_: _without_waits(compile_.schedules))
+        names = logged.map(lambda compile_: [name.removeprefix(_OP) for row in compile_.schedules for name in row])
+        # The places of their waits may differ between ranks.
+        orders = names.map(lambda row: tuple(name for name in row if not name.startswith(_WAIT)))
         if orders.differ(tuple):
             has_others = orders.differ(lambda order: tuple(sorted(order)))
             compile_id = step.compiles[orders.ranks[0]].compile_id
@@ -42,12 +44,6 @@ def scheduled(logs: DomainLogs) -> Iterator[Divergence]:
                 Cause.EXTRA_COLLECTIVE if has_others else Cause.ORDER_FORWARD,
                 lines=step.compiles.map(lambda compile_: compile_.line),
             )
-
-
-def _without_waits(schedules: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Collectives as scheduled; the places of their waits may differ between ranks."""
-    names = [name.removeprefix(_OP) for name in itertools.chain.from_iterable(schedules)]
-    return tuple(name for name in names if not name.startswith(_WAIT))
 
 
 def executed(logs: DomainLogs) -> Iterator[Divergence]:

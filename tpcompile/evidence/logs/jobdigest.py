@@ -81,12 +81,6 @@ def _choose(logs: DomainLogs, budget_bytes: float, *, every_frame: bool) -> Chos
     return Chosen(frozenset(parsed), frozenset(listed), len(wanted) - len(parsed))
 
 
-def _reader(member: Member) -> functools._lru_cache_wrapper[CompileRecord]:
-    """Reads a compile of the rank by its number, and keeps the last few."""
-    read = functools.partial(member.log.record, roles=GroupRoles(member.roles))
-    return functools.lru_cache(maxsize=4)(read)
-
-
 class JobDigest:
     """Digests of a job and the details behind them, parsed when asked for."""
 
@@ -95,7 +89,9 @@ class JobDigest:
         self.members = job.members
         self.torch_version = first(filter(None, (log.torch_version for log in job.logs.values()))) or ""
         """The version that a rank logged: it stands for the others, whose record may be missing."""
-        self.records = self.members.map(_reader)
+        read = self.members.map(lambda one: functools.partial(one.log.record, roles=GroupRoles(one.roles)))
+        self.records = read.map(functools.lru_cache(maxsize=4))
+        """Each reads a compile of its rank by the number, and keeps the last few."""
 
     def digests(self) -> list[RankDigest]:
         """One digest per rank that left a log."""

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import json
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -58,11 +59,8 @@ _GROUP_GUARD = re.compile(
 )
 
 
-def _prefix(match: re.Match[bytes]) -> bytes:
-    """What stands before the part that differs by nature; `re` expands a template in Python, which is slower."""
-    return match[1]
-
-
+_PREFIX: Callable[[re.Match[bytes]], bytes] = operator.itemgetter(1)
+"""What stands before the part that differs by nature; `re` expands a template in Python, which is slower."""
 _BY_NATURE: tuple[tuple[bytes, re.Pattern[bytes], bytes | Callable[[re.Match[bytes]], bytes]], ...] = (
     (b"Guard latency = ", re.compile(rb"Guard latency = [^\n]*"), b"Guard latency"),
     (
@@ -71,12 +69,12 @@ _BY_NATURE: tuple[tuple[bytes, re.Pattern[bytes], bytes | Callable[[re.Match[byt
             rb"(___check_(?:obj_id|type_id|fake_script_type)\((?:(?!___check_)[^\n])*?), \d+\)"
             rb"(?=, type=|[ ]*(?:#|\n|$))"
         ),
-        _prefix,
+        _PREFIX,
     ),
     (b"0x", re.compile(rb"(?<!\w)0x[0-9a-fA-F]{5,}\b"), b"0x"),
     (b"__dtensor_spec_", re.compile(rb"__dtensor_spec_\d+"), b"__dtensor_spec_"),
     (b"cuda:", re.compile(rb"(?<!\w)cuda:\d+\b"), b"cuda:"),
-    (b"index=", re.compile(rb"(device\(type='\w+', index=)\d+"), _prefix),
+    (b"index=", re.compile(rb"(device\(type='\w+', index=)\d+"), _PREFIX),
 )
 """A part of what a full parse takes out: text that must be there, what is replaced, and with what. Less is safe: texts
 that differ are parsed."""

@@ -103,12 +103,16 @@ def source_mutations(functions: Iterable[FunctionType], *, of_options: bool = Fa
         if not isinstance(tree, ast.FunctionDef) or tree.name != function.__code__.co_name:
             continue  # a lambda, whose lines are those of the statement around it
         tree.decorator_list = []
-        for place, changed in itertools.chain(_changes(tree), _without_options(tree) if of_options else ()):
+        changes = ((node, changed) for node in _walked(tree) for changed in _changed(node))
+        for place, changed in itertools.chain(changes, _without_options(tree) if of_options else ()):
             # A copy of the function in which `changed` stands for the node `place`.
             memo = {id(place): copy.deepcopy(changed) if changed is not None else ast.Pass()}
             mutated = ast.fix_missing_locations(copy.deepcopy(tree, memo))
             line = first + place.lineno - 1
-            yield SourceMutation(function, mutated, line, f"{ast.unparse(place)} -> {_text(changed)}")
+            text = "nothing"
+            if changed is not None:
+                text = ast.unparse(ast.fix_missing_locations(copy.deepcopy(changed)))
+            yield SourceMutation(function, mutated, line, f"{ast.unparse(place)} -> {text}")
 
 
 def argument_mutations(case: Case) -> Iterator[ArgumentMutation]:
@@ -122,12 +126,6 @@ def argument_mutations(case: Case) -> Iterator[ArgumentMutation]:
             yield ArgumentMutation(name, "twice the value", lambda number: number * 2)
         elif isinstance(value, tuple):
             yield ArgumentMutation(name, "half the numbers", lambda numbers: tuple(n // 2 for n in numbers))
-
-
-def _changes(tree: ast.FunctionDef) -> Iterator[tuple[Any, ast.AST | None]]:
-    """(node, what replaces it); None deletes a statement."""
-    for node in _walked(tree):
-        yield from ((node, changed) for changed in _changed(node))
 
 
 def _without_options(tree: ast.FunctionDef) -> Iterator[tuple[Any, ast.AST]]:
@@ -188,7 +186,3 @@ def _changed_calls(call: ast.Call) -> Iterator[ast.AST]:
         if isinstance(first, ast.Name) and isinstance(second, ast.Name):
             swapped = [*call.args[:index], second, first, *call.args[index + 2 :]]
             yield ast.Call(call.func, swapped, call.keywords)
-
-
-def _text(changed: ast.AST | None) -> str:
-    return ast.unparse(ast.fix_missing_locations(copy.deepcopy(changed))) if changed is not None else "nothing"

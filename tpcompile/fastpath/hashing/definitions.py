@@ -35,16 +35,13 @@ def changing_elsewhere(value: Any, modules: Iterable[str]) -> Iterator[tuple[str
         namespace = vars(sys.modules[module])
         changing: list[ast.stmt] = []
         for statement in file_of(str(namespace.get("__file__", ""))).tree.body:
-            if isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign) and _changes(statement, namespace, value):
+            if not isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign):
+                continue
+            owners = map(changed_in, ast.walk(statement))
+            if any(_at(owner, namespace) is value for owner in owners):  # by a chain of attributes, or by a method
                 changing.append(statement)
         if changing:
             yield module, changing
-
-
-def _changes(statement: ast.stmt, namespace: Mapping[str, Any], value: Any) -> bool:
-    """True when a statement changes an object that it has by a chain of attributes, or calls a method of it."""
-    owners = map(changed_in, ast.walk(statement))
-    return any(_at(owner, namespace) is value for owner in owners)
 
 
 def _at(chain: ast.expr | None, namespace: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import operator
 import sys
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
@@ -231,11 +232,9 @@ class Names(ast.NodeVisitor):
             self.refused.append(f"{ast.unparse(node)} imports what is computed: name the module")
         file = file_of_call(node, called)
         if file is not None:
-            self.files.append((ast.unparse(node), paths_of(file, self._value, self._assigned)))
+            assigned = ChainMap(*(scope.once for scope in reversed(self._scopes)))
+            self.files.append((ast.unparse(node), paths_of(file, self._value, assigned.get)))
         self.generic_visit(node)
-
-    def _assigned(self, name: str) -> ast.expr | None:
-        return next((scope.once[name] for scope in reversed(self._scopes) if name in scope.once), None)
 
     def _emit(self, named: Named) -> None:
         value = named.value

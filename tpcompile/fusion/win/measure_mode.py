@@ -274,7 +274,10 @@ def _on_cpu(events: list[Any], manifest: Manifest | None, step_ms: list[float], 
 
     Times of ops are a part of the steps that were profiled, which are slower than others.
     """
-    ops = [event for event in events if _is_work(event)]
+    work = [event for event in events if event.name.startswith("aten::") and event.name not in _NO_WORK]
+    # The outermost op that does it: `aten::matmul`'s `aten::mm`, not the `aten::copy_` within it.
+    inside = [{child.name for child in event.cpu_children if child.name.startswith("aten::")} for event in work]
+    ops = [event for event, names in zip(work, inside, strict=True) if names <= _NO_WORK]
     graphs = manifest.graphs if manifest else ()
     generated = sum(launch.role is Role.KERNEL for graph in graphs for launch in graph.launches)
     ops_ms = _total_us(ops) / 1e3 / _PROFILED_STEPS
@@ -288,13 +291,6 @@ def _on_cpu(events: list[Any], manifest: Manifest | None, step_ms: list[float], 
 
 def _total_us(events: list[Any]) -> float:
     return sum(event.time_range.elapsed_us() for event in events)
-
-
-def _is_work(event: Any) -> bool:
-    """The outermost op that does it: `aten::matmul`'s `aten::mm`, not the `aten::copy_` within it."""
-    if not event.name.startswith("aten::") or event.name in _NO_WORK:
-        return False
-    return not any(child.name.startswith("aten::") and child.name not in _NO_WORK for child in event.cpu_children)
 
 
 @app.command()

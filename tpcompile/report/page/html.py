@@ -20,12 +20,15 @@ from tpcompile.report.page.shown import View
 def page(view: View) -> str:
     """The page as HTML."""
     style, script = _read("page.css"), _read("page.js")
+    data = json.dumps(_data(view), separators=(",", ":"))
+    for character in "<>&":  # so that it cannot end the element it stands in, whatever its texts hold
+        data = data.replace(character, f"\\u{ord(character):04x}")
     return _template().render(
         view=view,
         style=Markup(style),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=Markup(_embedded(_data(view))),
+        data=Markup(data),
     )
 
 
@@ -67,12 +70,6 @@ def _events(events: Sequence[Event]) -> list[list[object]]:
     return [
         [one.kind, round(one.start, 6), round(one.end, 6), one.label, one.detail, str(one.line or "")] for one in events
     ]
-
-
-def _embedded(data: object) -> str:
-    """JSON that cannot end the element it stands in, whatever its texts hold."""
-    text = json.dumps(data, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _bytes_text(num_bytes: int) -> str:

@@ -48,7 +48,7 @@ class Listing:
 
 def listing(left: Sequence[Item], right: Sequence[Item], titles: tuple[str, str]) -> Listing | None:
     """Both sides from a few rows before the first difference on; None where they do not differ."""
-    one, two = [_text(item) for item in left], [_text(item) for item in right]
+    one, two = ([shortened(item.text, at_most=_MAX_CHARS) for item in items] for items in (left, right))
     same = num_equal((one, two))
     if same == len(one) == len(two):
         return None
@@ -60,10 +60,6 @@ def listing(left: Sequence[Item], right: Sequence[Item], titles: tuple[str, str]
         num_left_out += len(shown) - _MAX_ROWS
         shown = shown[:_MAX_ROWS]
     return Listing(*titles, tuple(shown), num_left_out)
-
-
-def _text(item: Item) -> str:
-    return shortened(item.text, at_most=_MAX_CHARS)
 
 
 def _aligned(one: Sequence[str], two: Sequence[str], before: int) -> list[Row]:
