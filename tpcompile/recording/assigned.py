@@ -65,11 +65,9 @@ def assigned(code: CodeType) -> Assigned:
     for at, one in enumerate(instructions):
         line = _line_of(one) or line
         stored = [spec(name, is_global=one.opname == "STORE_GLOBAL") for name in _stored(one)]
-        changed = _attribute(instructions[:at], one) or _container(instructions[:at], one)
-        if changed is not None:
-            load, attribute = changed
-            if (name := _loaded(load)) is not None:
-                stored.append(spec(name, attribute, is_global=load.opname == "LOAD_GLOBAL"))
+        load, attribute = _changed(instructions, at)
+        if load is not None and (name := _loaded(load)) is not None:
+            stored.append(spec(name, attribute, is_global=load.opname == "LOAD_GLOBAL"))
         lines.setdefault(line, {}).update({each: None for each in stored if each is not None})
     num_lines = min(max(lines, default=code.co_firstlineno) - code.co_firstlineno + 1, _MAX_LINES)
     bodies = dict(_bodies(instructions))
@@ -97,43 +95,49 @@ def _line_of(one: dis.Instruction) -> int:
     return (one.positions and one.positions.lineno) or 0
 
 
-def _attribute(before: Sequence[dis.Instruction], one: dis.Instruction) -> tuple[dis.Instruction, str] | None:
-    """(what loads the object, attribute) where one is stored; of `self.count += 1` before the attribute was loaded."""
-    if one.opname != "STORE_ATTR" or not before:
-        return None
-    if before[-1].opname != "SWAP":
-        return before[-1], one.argval
-    for number in range(len(before) - 1, 1, -1):
-        each = before[number]
-        if each.opname == "LOAD_ATTR" and each.argval == one.argval and before[number - 1].opname == "COPY":
-            return before[number - 2], one.argval
+Changed = tuple[dis.Instruction | None, str | None]
+"""(what loads an object of which an attribute is stored, or a container that is changed; the attribute or None)."""
+
+
+def _changed(instructions: Sequence[dis.Instruction], at: int) -> Changed:
+    """What an instruction changes; None for all but those that store an attribute or an item, or ask for a method."""
+    one = instructions[at]
+    if one.opname == "STORE_ATTR":
+        return _holder(instructions, at), one.argval
+    if one.opname == "STORE_SUBSCR":
+        before = _before_value(instructions, at) - 1  # below the key
+    elif one.opname in ("LOAD_ATTR", "LOAD_METHOD") and one.argval in _CHANGES:
+        before = at - 1
+    else:
+        return None, None
+    if before > 0 and instructions[before].opname == "LOAD_ATTR":
+        return instructions[before - 1], instructions[before].argval
+    return (instructions[before] if before >= 0 else None), None
+
+
+def _holder(instructions: Sequence[dis.Instruction], at: int) -> dis.Instruction | None:
+    """What loads the object whose attribute is stored; of `self.count += 1` before the attribute was loaded."""
+    if at == 0 or instructions[at - 1].opname != "SWAP":
+        return instructions[at - 1] if at else None
+    for number in range(at - 1, 1, -1):
+        one = instructions[number]
+        is_same = one.opname == "LOAD_ATTR" and one.argval == instructions[at].argval
+        if is_same and instructions[number - 1].opname == "COPY":
+            return instructions[number - 2]
     return None
 
 
-def _container(before: Sequence[dis.Instruction], one: dis.Instruction) -> tuple[dis.Instruction, str | None] | None:
-    """(what loads the object, attribute of it or None) of a container that is changed, or a method of which does so."""
-    if one.opname == "STORE_SUBSCR":
-        before = _without_last(before)  # the key
-    elif one.opname not in ("LOAD_ATTR", "LOAD_METHOD") or one.argval not in _CHANGES:
-        return None
-    if not before:
-        return None
-    if before[-1].opname == "LOAD_ATTR":
-        return (before[-2], before[-1].argval) if len(before) > 1 else None
-    return before[-1], None
-
-
-def _without_last(before: Sequence[dis.Instruction]) -> Sequence[dis.Instruction]:
-    """The instructions without those that compute the value on top of the stack; none, where that has branches."""
+def _before_value(instructions: Sequence[dis.Instruction], at: int) -> int:
+    """Index of the first instruction that computes the value on top of the stack; 0 where there are branches in it."""
     missing = 1
-    for number in range(len(before) - 1, -1, -1):
-        one = before[number]
+    for number in range(at - 1, -1, -1):
+        one = instructions[number]
         if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
             break
         missing -= dis.stack_effect(one.opcode, one.arg)
         if missing <= 0:
-            return before[:number]
-    return ()
+            return number
+    return 0
 
 
 def _stored(one: dis.Instruction) -> tuple[str, ...]:
