@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +24,11 @@ def cache_folder(name: str) -> Path:
 
     Raises PreflightError when neither is.
     """
-    return _first_private([*_cache_home(), _temporary()], name)
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not home.is_absolute():  # ignored, as the XDG base directory specification demands
+        home = Path(os.path.expanduser("~")) / ".cache"
+    own = [home / _OWN] if home.is_absolute() else []
+    return _first_private([*own, _temporary()], name)
 
 
 def shared_folder(name: str) -> Path:
@@ -43,17 +47,6 @@ def made_once(file: Path, make: Callable[[Path], object]) -> Path:
             make(made)
             made.replace(file)
     return file
-
-
-def _cache_home() -> Iterator[Path]:
-    """`$XDG_CACHE_HOME/tpcompile`; a relative path is ignored, as the XDG base directory specification demands."""
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = configured
-    if not configured.is_absolute():
-        home = Path(os.path.expanduser("~"))
-        folder = home / ".cache"
-    if folder.is_absolute():
-        yield folder / _OWN
 
 
 def _temporary() -> Path:

@@ -27,9 +27,12 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     tasks = _tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
     node = int(environ["SLURM_NODEID"])
     step = 100 * int(environ.get("SLURM_JOB_ID", "0")) + int(environ["SLURM_STEP_ID"])
+    # The first node of a list: `gpu[07-09,12],login` is gpu07.
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", environ["SLURM_STEP_NODELIST"])
+    assert first is not None, "the expression matches any text"
     found = {name: environ[ours] for name, ours in names.items()} | {
         "LOCAL_WORLD_SIZE": str(tasks[node]),
-        "MASTER_ADDR": _first_node(environ["SLURM_STEP_NODELIST"]),
+        "MASTER_ADDR": re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]),
         "MASTER_PORT": str(_PORTS[step % len(_PORTS)]),
     }
     return {name: value for name, value in found.items() if name not in environ}
@@ -41,10 +44,3 @@ def _tasks_per_node(text: str) -> list[int]:
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         tasks += [int(count)] * int(times or 1)
     return tasks
-
-
-def _first_node(text: str) -> str:
-    """Name of the first node of a list: `gpu[07-09,12],login` is gpu07."""
-    name = re.match(r"(?:[^,\[]|\[[^\]]*\])*", text)
-    assert name is not None, "the expression matches any text"
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", name[0])

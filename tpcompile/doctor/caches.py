@@ -81,7 +81,7 @@ def _size_text(folder: Path) -> str:
     """Bytes of its files, or a lower bound where counting takes too long."""
     if not folder.exists():
         return "not made yet"
-    total_bytes = 0
+    total_bytes, bound = 0, ""
     until = time.monotonic() + _MAX_S
     for path, _, files in os.walk(folder):
         for file in files:
@@ -90,9 +90,7 @@ def _size_text(folder: Path) -> str:
             except OSError:  # deleted meanwhile
                 continue
         if time.monotonic() > until:
-            return f"more than {_text(total_bytes)} used"
-    return f"{_text(total_bytes)} used"
-
-
-def _text(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes > _GIB else f"{num_bytes >> 20} MiB"
+            bound = "more than "
+            break
+    size = f"{total_bytes / _GIB:.1f} GiB" if total_bytes > _GIB else f"{total_bytes >> 20} MiB"
+    return f"{bound}{size} used"

@@ -41,11 +41,14 @@ class GroupOrder:
         mine, theirs = self._made.get(other, ()), self._made.get(usual, ())
         number, made, wanted = _first_difference(mine, theirs)
         odd = made if made is not None else wanted
+        made_text, wanted_text = (
+            "not made" if one is None else f"{one.name} {one.ranks}".strip() for one in (made, wanted)
+        )
         return Check(
             id=CheckId.GROUPS,
             status=Status.FAIL,
-            expected=f"group {number} is {_text(wanted)}, as on the other ranks",
-            observed=f"{named_ranks(ranks)}: group {number} is {_text(made)}",
+            expected=f"group {number} is {wanted_text}, as on the other ranks",
+            observed=f"{named_ranks(ranks)}: group {number} is {made_text}",
             line=None if odd is None else odd.line,
             ranks=tuple(ranks),
             is_rank_known=is_known,
@@ -58,9 +61,3 @@ def _first_difference(mine: Sequence[Group], theirs: Sequence[Group]) -> tuple[i
         if made is None or wanted is None or (made.name, made.ranks) != (wanted.name, wanted.ranks):
             return number, made, wanted
     return 0, None, None
-
-
-def _text(group: Group | None) -> str:
-    if group is None:
-        return "not made"
-    return f"{group.name} {group.ranks}".strip()

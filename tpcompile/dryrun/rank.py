@@ -114,7 +114,8 @@ def _recorded_lines(ring: str) -> Iterator[None]:
 
 
 def _left(found: Traced, run_dir: RunDir, asked: Asked) -> Left:
-    hash_of_groups = _hash("\n".join(f"{made.name} {made.ranks}" for made in found.groups))
+    text_of_groups = "\n".join(f"{made.name} {made.ranks}" for made in found.groups)
+    hash_of_groups = hashlib.sha256(text_of_groups.encode()).hexdigest()
     groups = tuple(
         Group(name=made.name.removeprefix("mesh_"), ranks=exact_ranks(made.ranks), line=made.line)
         for made in found.groups
@@ -136,17 +137,14 @@ def _left(found: Traced, run_dir: RunDir, asked: Asked) -> Left:
     digest = digest_rank(found.record)
     executed = {line: None for line in found.reads_in_calls if not line.file.startswith(_GRAPH)}
     in_calls = {**executed, **traced_reads(digest)}
+    content = digest.model_dump_json(exclude=_OF_RANK)
     update = {
         "digest": digest,
-        "content": _hash(digest.model_dump_json(exclude=_OF_RANK)),
+        "content": hashlib.sha256(content.encode()).hexdigest(),
         "is_told_by_start": found.is_watched and not in_calls and not found.draws and found.failed is None,
         "reads": tuple({**found.reads_in_build, **in_calls}),
     }
     return left.model_copy(update=update)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def left_name(rank: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from importlib import resources
 
 from tpcompile.errors import ConfigError
@@ -44,7 +43,9 @@ def find(text: str) -> Cause:
     found = {**phrases, **names}.get(wanted)
     if found is not None:
         return found
-    begun = _begun(names, wanted) or _begun(phrases, wanted)
+    begun: list[Cause] = []
+    for known in (names, phrases):
+        begun = begun or [cause for spelling, cause in known.items() if wanted and spelling.startswith(wanted)]
     if len(begun) == 1:
         return begun[0]
     problem = "several causes begin with" if begun else "no cause is called"
@@ -53,10 +54,6 @@ def find(text: str) -> Cause:
     matches = begun or list(dict.fromkeys(spellings[match] for match in close))
     listed = f": {', '.join(cause.slug for cause in matches)}" if matches else ""
     raise ConfigError(f"{problem} {text!r}{listed}; `tpcompile explain` lists all")
-
-
-def _begun(spellings: Mapping[str, Cause], wanted: str) -> list[Cause]:
-    return [cause for spelling, cause in spellings.items() if wanted and spelling.startswith(wanted)]
 
 
 def _normal(text: str) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 from tpcompile.cli import ending, outputs
 from tpcompile.cli.outputs import OtherJson
 from tpcompile.errors import ConfigError
+from tpcompile.evidence.iterables import find
 from tpcompile.evidence.records.base import Frozen
 from tpcompile.fusion import baseline as baselines
 from tpcompile.fusion import diff as differences
@@ -20,7 +21,7 @@ from tpcompile.fusion import manifest as manifests
 from tpcompile.fusion import manifest_text as texts
 from tpcompile.fusion import no_gpu
 from tpcompile.fusion.manifest_records import Manifest
-from tpcompile.fusion.why_not import Missed, missed_fusions
+from tpcompile.fusion.why_not import missed_fusions
 from tpcompile.report import console
 
 app = ending.new_app(
@@ -90,7 +91,17 @@ def explain(
     json: OtherJson = None,
 ) -> None:
     """Say why two launches are not one, and what would change it."""
-    found = _pair(manifests.read(manifest), graph, (first, second))
+    known = manifests.read(manifest)
+    low, high = sorted((first, second))
+    if graph not in range(len(known.graphs)):
+        raise ConfigError(f"there is no graph {graph}: the manifest has {len(known.graphs)}, from 0")
+    launches = known.graphs[graph].launches
+    if low == high or low < 0 or high >= len(launches):
+        raise ConfigError(f"{low} and {high} are no two launches of graph {graph}, which has 0 to {len(launches) - 1}")
+    missed = missed_fusions(known.graphs[graph], known.settings)
+    found = find(missed, lambda one: one.places == (low, high))
+    if found is None:
+        raise ConfigError(f"launches {low} and {high} share no buffer: there is nothing to fuse")
     _tell(found, texts.pair(found), json)
 
 
@@ -178,19 +189,6 @@ def bisect(
 
     found = attempts.bisect(compiled)
     _tell(found, texts.bisection(found), json)
-
-
-def _pair(manifest: Manifest, graph: int, places: tuple[int, int]) -> Missed:
-    low, high = sorted(places)
-    if graph not in range(len(manifest.graphs)):
-        raise ConfigError(f"there is no graph {graph}: the manifest has {len(manifest.graphs)}, from 0")
-    launches = manifest.graphs[graph].launches
-    if low == high or low < 0 or high >= len(launches):
-        raise ConfigError(f"{low} and {high} are no two launches of graph {graph}, which has 0 to {len(launches) - 1}")
-    for one in missed_fusions(manifest.graphs[graph], manifest.settings):
-        if one.places == (low, high):
-            return one
-    raise ConfigError(f"launches {low} and {high} share no buffer: there is nothing to fuse")
 
 
 def _print(lines: Iterable[Text]) -> None:

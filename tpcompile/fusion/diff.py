@@ -178,11 +178,11 @@ def _tuned(before: _ByStructure, after: _ByStructure) -> Iterator[str]:
             is_known = bool(one.resources) and bool(other.resources)
             is_tuned = has_same_code and one.resources != other.resources
             if is_known and is_tuned:
-                yield f"{one.name}: {_needs(one)} -> {_needs(other)}"
-
-
-def _needs(launch: Launch) -> str:
-    return "; ".join(f"{one.configuration}, {one.registers} registers" for one in launch.resources)
+                needs = (
+                    "; ".join(f"{each.configuration}, {each.registers} registers" for each in launch.resources)
+                    for launch in (one, other)
+                )
+                yield f"{one.name}: {' -> '.join(needs)}"
 
 
 def _splits(

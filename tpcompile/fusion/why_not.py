@@ -91,18 +91,15 @@ def _looked_at(launches: Sequence[Launch], decisions: Decisions) -> dict[tuple[i
     place_of = {part: at for at, launch in enumerate(launches) for part in launch.parts}
     found: dict[tuple[int, int], list[Pair]] = defaultdict(list)
     for pair in decisions.pairs:
-        first_places = _places(pair.first, place_of)
-        second_places = _places(pair.second, place_of)
+        # Places of the launches that the parts of a node, `op1_op4`, are in.
+        first_places, second_places = (
+            {place_of[part] for part in name.split("_") if part in place_of} for name in (pair.first, pair.second)
+        )
         both = sorted(first_places | second_places)
         are_two_launches = len(first_places) == len(second_places) == 1 and len(both) == 2
         if are_two_launches:
             found[both[0], both[1]].append(pair)
     return found
-
-
-def _places(name: str, place_of: Mapping[str, int]) -> set[int]:
-    """Places of the launches that the parts of a node, `op1_op4`, are in."""
-    return {place_of[part] for part in name.split("_") if part in place_of}
 
 
 def _missed(

@@ -22,18 +22,15 @@ def kept(result: Any) -> dict[str, Tensor]:
 
     They are named by the keys of a dict, as `forward KEY`; else `forward`, `forward.1`.
     """
-    found: dict[str, Tensor] = {}
+    named = [("forward", result)]
     if isinstance(result, Mapping):
-        for key, value in result.items():
-            found |= error_ratio.named_tensors(_as_tensor(value), f"forward {key}")
-    else:
-        found = error_ratio.named_tensors(_as_tensor(result), "forward")
+        named = [(f"forward {key}", value) for key, value in result.items()]
+    found: dict[str, Tensor] = {}
+    for name, value in named:
+        # A number in the precision of what numbers are read from.
+        tensor = torch.tensor(value, dtype=torch.float32) if isinstance(value, float) else value
+        found |= error_ratio.named_tensors(tensor, name)
     return {name: tensor.detach().clone() for name, tensor in found.items() if tensor.is_floating_point()}
-
-
-def _as_tensor(value: Any) -> Any:
-    """A tensor of a number, in the precision of what numbers are read from; any other value as it is."""
-    return torch.tensor(value, dtype=torch.float32) if isinstance(value, float) else value
 
 
 def values_of(inputs: Any) -> tuple[str, ...]:

@@ -6,11 +6,9 @@ that is made later, what a loop over the rank's part has in the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from tpcompile.evidence.iterables import find
-from tpcompile.evidence.records import MistakeKind, UserLine
+from tpcompile.evidence.records import MistakeKind
 from tpcompile.numerics.judged import SUMMANDS, Judged
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import STATISTICS
@@ -32,17 +30,9 @@ def other_places(place: int, found: Evidence) -> dict[str, Any]:
     while earlier := [source for source in found.given(begun, Judged.PART) if source not in found.own_order]:
         begun = earlier[0]
     value = found.values[begun]
-    return {
-        "kind": MistakeKind.OTHER_PART,
-        "place": begun,
-        "line": _line_of_its_own((value.line, *value.callers), found),
-    }
-
-
-def _line_of_its_own(lines: Iterable[UserLine | None], found: Evidence) -> UserLine | None:
-    """The innermost of these lines that the reference does not run: what is wrong is said there."""
-    every = tuple(lines)
-    return find(every, lambda line: line is not None and line not in found.known.lines) or every[0]
+    # What is wrong is said in the innermost line that the reference does not run.
+    own_lines = (line for line in (value.line, *value.callers) if line is not None and line not in found.known.lines)
+    return {"kind": MistakeKind.OTHER_PART, "place": begun, "line": next(own_lines, value.line)}
 
 
 def own_divisor(place: int, found: Evidence) -> dict[str, Any]:

@@ -6,7 +6,7 @@ the latter, so an error does not reach a later graph, and all ranks issue the co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,11 +80,6 @@ class Comparison:
     graphs: list[Graph] = field(default_factory=list)
     """Those that ran, in order."""
 
-    @property
-    def num_runs(self) -> int:
-        """Runs so far."""
-        return len(self.graphs)
-
     def on_run(self, graph: Graph, inputs: Sequence[Any], compiled: Compiled) -> Sequence[Any]:
         """Run both; the outputs are those of eager."""
         self.graphs.append(graph)
@@ -96,23 +91,20 @@ class Comparison:
         originals = list(map(copied_input, inputs))
         outputs = recorded.run(*inputs)
         wanted = _in_list(outputs)
-        pairs = [*zip(got, wanted, strict=True), *self._written(copies, inputs, originals)]
+        pairs = list(zip(got, wanted, strict=True))
+        for one, other, before in zip(copies, inputs, originals, strict=True):
+            # What was written into an input; Inductor may use one that nobody needs as memory.
+            if self.of_dynamo or is_wrong(_plain(before), _plain(other)):
+                pairs.append((one, other))
         found = any(is_wrong(_plain(one), _plain(other)) for one, other in pairs)
         in_backward = False
         if self.of_dynamo and not found:
             in_backward = found = self._gradients_differ(graph, originals, copies, got, put_back)
         if found and len(self.wrong) < _MOST:
-            values = recorded.values | dict(zip(_placeholders(graph.module), originals, strict=True))
-            self.wrong.append(WrongGraph(graph, values, self.num_runs, self.of_dynamo, in_backward))
+            names = [node.name for node in graph.module.graph.nodes if node.op == "placeholder"]
+            values = recorded.values | dict(zip(names, originals, strict=True))
+            self.wrong.append(WrongGraph(graph, values, len(self.graphs), self.of_dynamo, in_backward))
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-
-    def _written(
-        self, copies: Sequence[Any], inputs: Sequence[Any], originals: Sequence[Any]
-    ) -> Iterator[tuple[Any, Any]]:
-        """Inputs after the compiled run and after eager. Inductor may use one that nobody needs as memory."""
-        for got, wanted, before in zip(copies, inputs, originals, strict=True):
-            if self.of_dynamo or is_wrong(_plain(before), _plain(wanted)):
-                yield got, wanted
 
     def _gradients_differ(
         self, graph: Graph, originals: Sequence[Any], copies: Sequence[Any], got: Sequence[Any], put_back: PutBack
@@ -134,10 +126,6 @@ def gradients(outputs: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(end.shape, generator=generator).to(end) for end in ends]
     return torch.autograd.grad(ends, starts, given, allow_unused=True)
-
-
-def _placeholders(module: fx.GraphModule) -> list[str]:
-    return [node.name for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def _in_list(outputs: Any) -> list[Any]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tpcompile.evidence.records import MistakeKind
-from tpcompile.numerics.fingerprints import Fingerprint
 from tpcompile.numerics.judged import Judged, Right, all_behind, has, is_near, multiple_of, times
 from tpcompile.numerics.judged_run import Evidence
 from tpcompile.numerics.op_names import BY_NUMBERS
@@ -96,8 +95,13 @@ def update_multiple(place: int, found: Evidence) -> dict[str, Any]:
         first = _pairs(place, right, found)[:1]
         if before is None or not first or not first[0].is_equal:
             continue
-        ratio = _ratio(_difference(value.tensor, before), _difference(right.tensor, before), found.tolerance)
-        if ratio is not None:
+        got, wanted = (
+            tuple(after - earlier for after, earlier in zip(numbers, before, strict=True))
+            for numbers in (value.tensor, right.tensor)
+        )
+        ratio = multiple_of(got, wanted)
+        # Rounded as both were: an update has fewer digits than the weight.
+        if ratio != 0 and is_near(times(got, 1 / ratio), wanted, 100 * found.tolerance):
             return {"kind": MistakeKind.MULTIPLE, "ratio": ratio, "right": right, "is_update": True}
     return {}
 
@@ -149,15 +153,3 @@ def _is_made_less(wanted: Value, right: Right, found: Evidence) -> bool:
 
 def _count(values: Sequence[Value], like: Value) -> int:
     return sum((value.name, value.line) == (like.name, like.line) for value in values)
-
-
-def _difference(one: Fingerprint, other: Fingerprint) -> Fingerprint:
-    return tuple(a - b for a, b in zip(one, other, strict=True))
-
-
-def _ratio(got: Fingerprint, wanted: Fingerprint, tolerance: float) -> float | None:
-    """The number of times that it is the wanted one, rounded as both were; None where it is no multiple."""
-    ratio = multiple_of(got, wanted)
-    # An update has fewer digits than the weight.
-    is_multiple = ratio != 0 and is_near(times(got, 1 / ratio), wanted, 100 * tolerance)
-    return ratio if is_multiple else None

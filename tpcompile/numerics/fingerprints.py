@@ -96,7 +96,10 @@ class _Sums:
             counts = [count for count in (_PIECES if may_be_packed else (1,)) if length % (size * count) == 0]
             if not counts or not length:
                 continue
-            along = self._along_last() if dim == len(self.shape) - 1 else self._over_all_but(dim)
+            if dim == len(self.shape) - 1:  # over all others, without the signs of the last
+                along = (_signs_of_rows(self.shape[:-1], self.device).T @ self.rows_NL).T.contiguous()
+            else:
+                along = self._over_all_but(dim)
             for pieces in counts:
                 yield from self._parts_along(along, dim, pieces, size)
 
@@ -118,10 +121,6 @@ class _Sums:
                 beside = sums.dim() - dim - 2
                 sums = (sums * signs.view(-1, *[1] * beside, NUM_SUMS)).sum(dim)
         return sums
-
-    def _along_last(self) -> Tensor:
-        """[length of the last dim, sums] over all others, without the signs of the last."""
-        return (_signs_of_rows(self.shape[:-1], self.device).T @ self.rows_NL).T.contiguous()
 
 
 @functools.lru_cache(maxsize=64)

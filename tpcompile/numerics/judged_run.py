@@ -107,8 +107,12 @@ class Evidence:
 
     def put_together(self, place: int) -> int | None:
         """What an op was given was put together of parts first, and is none that the reference has; None for none."""
-        may_be = filter(self._puts_together, sorted(self.unknown_behind(place)))
-        return find(may_be, lambda at: not self._is_taken_apart(at))
+        for at in sorted(self.unknown_behind(place)):
+            name = self.values[at].name
+            is_together = name in PUTS_TOGETHER or name.startswith(COLLECTIVES)
+            if is_together and not self._is_taken_apart(at):
+                return at
+        return None
 
     def _is_taken_apart(self, place: int) -> bool:
         """True where an op takes out of it what some rank has."""
@@ -119,14 +123,12 @@ class Evidence:
                 continue
             if value.shape == self.values[place].shape:
                 copies.add(at)
-            elif self._is_of_some_rank(value):
+                continue
+            numbers, shape = value.tensor, value.shape
+            ranks = range(self.size) if numbers is not None else ()
+            if any(self.known.is_among(numbers or (), shape, rank, self.tolerance) for rank in ranks):
                 return True
         return False
-
-    def _is_of_some_rank(self, value: Value) -> bool:
-        numbers, shape = value.tensor, value.shape
-        ranks = range(self.size) if numbers is not None else ()
-        return any(self.known.is_among(numbers or (), shape, rank, self.tolerance) for rank in ranks)
 
     def unknown_behind(self, place: int) -> set[int]:
         """What a value was made of, back to what the reference has."""
@@ -141,10 +143,6 @@ class Evidence:
     def nearest_unknown(self, place: int, names: Collection[str]) -> int | None:
         """Of this and what it was made of, back to what the reference has, the last that one of these ops made."""
         return max((at for at in {place, *self.unknown_behind(place)} if self.values[at].name in names), default=None)
-
-    def _puts_together(self, place: int) -> bool:
-        name = self.values[place].name
-        return name in PUTS_TOGETHER or name.startswith(COLLECTIVES)
 
     def first_in_other_order(self, place: int) -> int | None:
         """Of this and what it was made from the first that has the numbers of the reference in a different order."""

@@ -15,7 +15,6 @@ from tpcompile.numerics.judged import (
     LOOKUPS,
     Judged,
     Known,
-    Right,
     Total,
     all_behind,
     allowed_for,
@@ -117,8 +116,9 @@ class _Run:
         allowed = allowed_for(value, self.tolerance)
         if self._is_masked_by_wrong(place, allowed):
             return Judged.WRONG
-        same = [source for source in value.sources if _is_same(value, self.values[source])]
-        if same:
+        numbers = value.shape, value.tensor
+        same = [at for at in value.sources if (self.values[at].shape, self.values[at].tensor) == numbers]
+        if same and value.tensor is not None:  # a copy
             return self.judged[same[0]]
         total = self.sums[place] if self.sums else None
         found = self._beside_reference(place, total, allowed)
@@ -173,7 +173,8 @@ class _Run:
         if any(known.is_among(mean, shape, of, tolerance) for mean in means for of in wholes):
             return Judged.AVERAGED
         numbers = known.whole.get(shape, []) if math.prod(shape) == 1 else []
-        return Judged.NORM if any(_is_norm(total, right, tolerance) for right in numbers) else None
+        is_norm = any(math.isclose(total.norm, abs(right.tensor[0]), rel_tol=tolerance) for right in numbers)
+        return Judged.NORM if is_norm else None
 
     def _are_other_places(self, place: int, total: Total | None, tolerance: float) -> bool:
         """True for a part of places that the reference was given by this name, where those of all ranks are not all."""
@@ -290,18 +291,9 @@ def _is_brought(value: Value) -> bool:
     return value.name.startswith(COLLECTIVES)
 
 
-def _is_same(value: Value, source: Value) -> bool:
-    """True for a copy."""
-    return value.tensor is not None and (value.shape, value.tensor) == (source.shape, source.tensor)
-
-
 def _as_made(sources: Sequence[Judged]) -> Judged:
     """How a value is right that the reference has nothing to compare with: as what it was made of."""
     if Judged.WRONG in sources:
         return Judged.WRONG
     summands = [judged for judged in sources if judged.is_summand]
     return summands[0] if summands else Judged.PART
-
-
-def _is_norm(total: Total, right: Right, tolerance: float) -> bool:
-    return math.isclose(total.norm, abs(right.tensor[0]), rel_tol=tolerance)

@@ -87,7 +87,8 @@ def _all_ranks(reference: Reference, comm: Collectives, demands: Demands) -> lis
     }
     reports = []
     for rank in _each_rank(comm):
-        own = Result(_of_rank(result.outputs, rank), _of_rank(result.grads, rank))
+        outputs = {name: simulated.of_rank(tensor, rank) for name, tensor in result.outputs.items()}
+        own = Result(outputs, {name: simulated.of_rank(tensor, rank) for name, tensor in result.grads.items()})
         tensors = tensor_errors(reference, module, comm, own, demands, train=reference.train)
         reports.append(ProgramReport(rank=rank, tensors=tensors, **common))
     return reports
@@ -105,7 +106,3 @@ def _each_rank(comm: Collectives) -> Iterator[int]:
         comm.rank = rank
         yield rank
     comm.rank = 0
-
-
-def _of_rank(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    return {name: simulated.of_rank(tensor, rank) for name, tensor in tensors.items()}

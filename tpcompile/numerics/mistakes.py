@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
-from tpcompile.evidence.iterables import find
+from tpcompile.evidence.iterables import find, num_equal
 from tpcompile.evidence.records import MistakeKind, UserLine, WrongOp
 from tpcompile.numerics.apart import carried, other_places, own_divisor
 from tpcompile.numerics.beside_reference import late, other_number, update_multiple
@@ -90,14 +89,8 @@ def _telling_line(place: int, values: Sequence[Value], wrong: Collection[int]) -
     ]
     if place not in wrong or not right:
         return value.line
-    shared = max(_num_shared(lines, other) for other in right)
+    shared = max(num_equal([lines, other]) for other in right)
     return lines[shared] if shared < len(lines) else value.line
-
-
-def _num_shared(lines: Sequence[UserLine | None], others: Sequence[UserLine | None]) -> int:
-    """How many lines the two have in common, from the first on."""
-    pairs = zip(lines, others, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def gradient_cut(place: int, found: Evidence) -> WrongOp | None:
@@ -295,13 +288,10 @@ def _masked(place: int, found: Evidence) -> Fields:
         return {}
     mask = found.values[found.made_mask(place)]
     lines = (mask.line, *mask.callers)  # a helper may make it: its line in the function of the masked value
-    line = find(lines, lambda line: line is not None and value.line is not None and _is_beside(line, value.line))
+    function = (value.line.file, value.line.function) if value.line is not None else None
+    line = find(lines, lambda line: line is not None and (line.file, line.function) == function)
     of = "" if mask is value else "and this line decides in which"
     return {"kind": MistakeKind.MASKED, "line": line or mask.line, "of": of}
-
-
-def _is_beside(line: UserLine, other: UserLine) -> bool:
-    return (line.file, line.function) == (other.file, other.function)
 
 
 def _order(place: int, found: Evidence) -> Fields:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +53,8 @@ class Step:
     @property
     def has_changed(self) -> bool:
         """True where an optimizer stepped, or the call changed a parameter by itself."""
-        changed = (not _is_equal(self.before[key]) for key in self.names if key in self.before)
-        return bool(self.optimizers) or any(changed)
+        pairs = (map(local_part, self.before[key]) for key in self.names if key in self.before)
+        return bool(self.optimizers) or not all(torch.equal(now, before) for now, before in pairs)
 
     def weights_before(self) -> dict[str, Tensor]:
         """The parameters as they were before the call."""
@@ -146,8 +145,3 @@ def _saved(optimizer: Optimizer) -> Callable[[], None]:
             group.update(setting)
 
     return restore
-
-
-def _is_equal(pair: tuple[Any, Any]) -> bool:
-    now, before = map(local_part, pair)
-    return bool(torch.equal(now, before))

@@ -57,7 +57,9 @@ def recuts_of(layouts: Mapping[str, Rows], *, rank: int, size: int) -> list[Recu
         if rows.index is not None:
             alike = (rows.dim, rows.length, len(rows.index))
             groups.setdefault(alike, []).append(name)
-            groups.setdefault((*alike, _module(name)), []).append(name)
+            # The module of the parameter, the same in every layer.
+            *module, leaf = (part for part in name.split(".") if not part.isdigit())
+            groups.setdefault((*alike, ".".join(module) or leaf), []).append(name)
     found: dict[str, Recut] = {}
     for (_, length, part, *_), names in groups.items():
         usual = _rows(length, part, 1, rank=rank, size=size)
@@ -70,12 +72,6 @@ def recuts_of(layouts: Mapping[str, Rows], *, rank: int, size: int) -> list[Recu
             recut = Recut(tuple(names), pieces, index, changes, is_unusual)
             found.setdefault(recut.key, recut)
     return list(found.values())[:_MOST]
-
-
-def _module(name: str) -> str:
-    """The module of a parameter, the same in every layer."""
-    *module, leaf = (part for part in name.split(".") if not part.isdigit())
-    return ".".join(module) or leaf
 
 
 def _rows(length: int, part: int, pieces: int, *, rank: int, size: int) -> Tensor | None:

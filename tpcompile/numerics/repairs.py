@@ -68,14 +68,6 @@ def _may_be_scaled(place: int, values: Sequence[Value], _size: int) -> bool:
     return (value.name in SUMS_OVER_RANKS or is_by_number) and value.is_float and is_there and not value.in_backward
 
 
-def _divided(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
-    return result / group.size()
-
-
-def _multiplied(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
-    return result * group.size()
-
-
 def _is_of_positions(place: int, values: Sequence[Value], size: int) -> bool:
     """True for positions of which those of other ranks would be in each table that they are looked up in.
 
@@ -97,21 +89,23 @@ def _is_of_positions(place: int, values: Sequence[Value], size: int) -> bool:
     return True
 
 
-def _of_this_rank(result: Tensor, _value: Value, group: dist.ProcessGroup) -> Tensor:
-    """Positions that begin at 0 on every rank: those that follow the ranks before this one."""
-    return result + group.rank() * result.numel()
-
-
 REPAIRS: dict[str, Repair] = {
     "combine": Repair(_may_lack_a_sum, _combined, _says_combined),
     "offset": Repair(
-        _is_of_positions, _of_this_rank, lambda _value, _size: {"kind": MistakeKind.OTHER_PART, "other": 0}
+        _is_of_positions,
+        # Positions that begin at 0 on every rank: those that follow the ranks before this one.
+        lambda result, _value, group: result + group.rank() * result.numel(),
+        lambda _value, _size: {"kind": MistakeKind.OTHER_PART, "other": 0},
     ),
     "divide": Repair(
-        _may_be_scaled, _divided, lambda _value, size: {"kind": MistakeKind.TP_TIMES, "ratio": float(size)}
+        _may_be_scaled,
+        lambda result, _value, group: result / group.size(),
+        lambda _value, size: {"kind": MistakeKind.TP_TIMES, "ratio": float(size)},
     ),
     "multiply": Repair(
-        _may_be_scaled, _multiplied, lambda _value, size: {"kind": MistakeKind.ONE_OF_TP, "ratio": 1 / size}
+        _may_be_scaled,
+        lambda result, _value, group: result * group.size(),
+        lambda _value, size: {"kind": MistakeKind.ONE_OF_TP, "ratio": 1 / size},
     ),
 }
 """Name -> repair; for one op they are tried in this order."""

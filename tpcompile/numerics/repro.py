@@ -124,6 +124,7 @@ def write(path: Path, part: Part, *, settings: Settings, backend: Any, title: st
     plain = {name: value for name, value in settings.items() if isinstance(value, _PLAIN)}
     additions = added(backend, settings)
     modules = sorted({one.module for one in additions})
+    code = [f"    {line}" if line.strip() else "" for line in part.module.code.strip().splitlines()]
     text = _TEMPLATE.format(
         title=title,
         torch=torch.__version__,
@@ -133,7 +134,7 @@ def write(path: Path, part: Part, *, settings: Settings, backend: Any, title: st
         settings=plain,
         additions="\n".join(one.line for one in additions if one.line),
         inputs="\n    ".join(_in_base64(part.inputs)),
-        code=_indented(part.module.code),
+        code="\n".join(code),
         in_backward=in_backward,
         tolerance=max(map(tolerance_of, floats), default=tolerance_of(torch.float32)),
         backend=repr(backend) if isinstance(backend, str) else expression(backend),
@@ -147,10 +148,6 @@ def _in_base64(inputs: Sequence[Tensor]) -> list[str]:
     torch.save(list(inputs), buffer)
     text = base64.b64encode(buffer.getvalue()).decode()
     return [f'"{text[start : start + 100]}"' for start in range(0, len(text), 100)]
-
-
-def _indented(code: str) -> str:
-    return "\n".join(f"    {line}" if line.strip() else "" for line in code.strip().splitlines())
 
 
 def ran(path: Path, *, timeout_s: float) -> Ran:

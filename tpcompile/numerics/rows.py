@@ -93,15 +93,13 @@ def unequal_cuts(layouts: Iterable[Rows], *, rank: int, size: int) -> list[Cut]:
     """The different cuts among these layouts, without those in equal parts: of padding, of heads held by several."""
     found: dict[tuple[int, ...], Cut] = {}
     for rows in layouts:
-        if rows.index is None or _is_equal_part(rows, rank=rank, size=size):
+        if rows.index is None:
+            continue
+        equal = _equal_part(rows.length, rank=rank, size=size)
+        if equal is not None and torch.equal(equal, rows.index.cpu()):
             continue
         found[(rows.length, *rows.index.tolist())] = Cut(rank, rows.length, rows.index)
     return list(found.values())
-
-
-def _is_equal_part(rows: Rows, *, rank: int, size: int) -> bool:
-    equal = _equal_part(rows.length, rank=rank, size=size)
-    return equal is not None and rows.index is not None and torch.equal(equal, rows.index.cpu())
 
 
 def rows_of(local: Tensor, full: Tensor, *, beside: Tensor | None, rank: int, size: int) -> Rows | None:
@@ -118,7 +116,9 @@ def rows_of(local: Tensor, full: Tensor, *, beside: Tensor | None, rank: int, si
         mine, whole = _hashed(local, dim), _hashed(full, dim)
         guesses = [beside, _equal_part(len(whole), rank=rank, size=size)]
         if len(whole.unique()) == len(whole):
-            guesses = [_index(mine, whole)]
+            places = {int(row): place for place, row in enumerate(whole.tolist())}
+            # -1 for a row that is nowhere: `_are` then wants zeros.
+            guesses = [torch.tensor([places.get(row, _PADDING) for row in mine.tolist()])]
         for index in guesses:
             if index is not None and _are(index, mine, whole):
                 return Rows(dim, index, len(whole))
@@ -133,12 +133,6 @@ def _hashed(tensor: Tensor, dim: int) -> Tensor:
     places = torch.arange(1, rows.shape[1] + 1, device=rows.device)
     weights = (places * _MULTIPLIER) ^ (places * _MULTIPLIER >> 29)
     return ((rows ^ (rows >> 31)) * (2 * weights + 1)).sum(1)
-
-
-def _index(mine: Tensor, whole: Tensor) -> Tensor:
-    """The place of each row; -1 for one that is nowhere: `_are` then wants zeros."""
-    places = {int(row): place for place, row in enumerate(whole.tolist())}
-    return torch.tensor([places.get(row, _PADDING) for row in mine.tolist()])
 
 
 def _equal_part(length: int, *, rank: int, size: int) -> Tensor | None:

@@ -132,7 +132,9 @@ class Search:
 
     def _cut(self, nodes: Sequence[fx.Node], ends: Sequence[fx.Node]) -> Part | None:
         values = self._wrong.values
-        inside = [node for node in nodes if not _takes_apart_what_is_outside(node, nodes)]
+        # An item of a tuple that is outside is given as such.
+        items = {node for node in nodes if getattr(node.target, "__name__", "") == "getitem"}
+        inside = [node for node in nodes if node not in items or node.args[0] in nodes]
         given: dict[str, Tensor] = {}
         for node in inside:
             for source in node.all_input_nodes:
@@ -142,7 +144,11 @@ class Search:
         copies: dict[str, Any] = {name: graph.placeholder(name) for name in given}
         for node in inside:
             copies[node.name] = graph.node_copy(node, lambda one: copies.get(one.name, values[one.name]))
-        outputs = [node for node in ends if node in inside and _has_meaning(node, values[node.name])]
+        outputs = []
+        for node in ends:
+            name = getattr(getattr(node.target, "overloadpacket", node.target), "__name__", "")
+            if node in inside and isinstance(values[node.name], Tensor) and name not in _WITHOUT_VALUE:
+                outputs.append(node)
         is_writing = any(not node.users for node in inside)
         if not outputs and not is_writing:
             return None
@@ -185,7 +191,8 @@ def _run(part: Part, program: Any, inputs: Sequence[Tensor]) -> list[_Value]:
     put_back = put_back_random()
     outputs = program(*copies)
     put_back()
-    pairs = [*zip(names, outputs, strict=False), *zip(given_names(part), copies, strict=True)]
+    given = [node.name for node in part.module.graph.nodes if node.op == "placeholder"]
+    pairs = [*zip(names, outputs, strict=False), *zip(given, copies, strict=True)]
     found = [_Value(name, number, value, False) for number, (name, value) in enumerate(pairs)]
     if torch.is_grad_enabled():
         last = part.nodes[-1].name
@@ -212,11 +219,6 @@ def _is_beyond_rounding(got: Any, wanted: Any, exact: Any) -> bool:
     return not error_ratio.distance(got, wanted, wanted, exact)["ratio"] <= _LIMIT
 
 
-def given_names(part: Part) -> list[str]:
-    """Names of its inputs."""
-    return [node.name for node in part.module.graph.nodes if node.op == "placeholder"]
-
-
 def _producers(node: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """All that the node is made of, in order."""
     behind, left = set(), [node]
@@ -226,14 +228,3 @@ def _producers(node: fx.Node, nodes: Sequence[fx.Node]) -> list[fx.Node]:
                 behind.add(source)
                 left.append(source)
     return [one for one in nodes if one in behind]
-
-
-def _takes_apart_what_is_outside(node: fx.Node, nodes: Sequence[fx.Node]) -> bool:
-    """An item of a tuple is given as such."""
-    is_item = getattr(node.target, "__name__", "") == "getitem"
-    return (is_item and not isinstance(node.args[0], fx.Node)) or (is_item and node.args[0] not in nodes)
-
-
-def _has_meaning(node: fx.Node, value: Any) -> bool:
-    name = getattr(node.target, "overloadpacket", node.target)
-    return isinstance(value, Tensor) and getattr(name, "__name__", "") not in _WITHOUT_VALUE

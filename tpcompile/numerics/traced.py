@@ -273,6 +273,7 @@ class _Tracing(TorchDispatchMode):
         if op.forward is not None:
             module = self.trace.values[op.forward].module
         known = None if op.is_late else self._summary(tensor, op)
+        unit = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
         value = Value(
             op.name,
             tuple(tensor.shape),
@@ -281,7 +282,7 @@ class _Tracing(TorchDispatchMode):
             op.line,
             op.sources,
             moments=() if known is None else known.moments,
-            unit=max(_unit(tensor), *(self.trace.values[place].unit for place in op.sources), 0.0),
+            unit=max(unit, *(self.trace.values[place].unit for place in op.sources), 0.0),
             is_float=tensor.is_floating_point(),
             is_given=op.is_given,
             module=module,
@@ -316,10 +317,6 @@ class _Tracing(TorchDispatchMode):
                     found = summary(own, size=self._size)
                     yield from (Part(rank, tuple(own.shape), found.whole) for rank in range(self._size))
                     yield from found.parts
-
-
-def _unit(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
 def _read_for_each(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -146,10 +146,10 @@ class Trials:
         own = [(number_of[place], name) for place, name in self._between(wrong) if place in number_of]
         texts = self._all(json.dumps(own))
         found = list(dict.fromkeys((number, name) for text in texts for number, name in json.loads(text)))
+        ops = {number: (values[places[number]].name, values[places[number]].line) for number, _ in found}
         tried: dict[tuple[tuple[int, ...], str], None] = {}
         for number, name in found:
-            op = values[places[number]]
-            alike = sorted(at for at, repair in found if repair == name and _is_same_op(values[places[at]], op))
+            alike = sorted(at for at, repair in found if repair == name and ops[at] == ops[number])
             tried |= {(tuple(alike), name): None, ((number,), name): None}
         for numbers, name in list(tried)[:_MOST]:
             repair, place = REPAIRS[name], places[numbers[0]]
@@ -210,10 +210,6 @@ class Trials:
 
     def _all(self, text: str) -> list[str]:
         return texts_of_all_ranks(text, self.among, self.device)
-
-
-def _is_same_op(one: Value, other: Value) -> bool:
-    return (one.name, one.line) == (other.name, other.line)
 
 
 def _keep(number: int, results: dict[int, Tensor], changed: Mapping[int, Tensor]) -> Change:

@@ -263,7 +263,8 @@ def _with_repro(route: Route, folder: Path, one: _Found, *, timeout_s: float) ->
     if layer is CompilerLayer.UNKNOWN and not wrong.of_dynamo:
         layer = CompilerLayer.INDUCTOR  # its graph is right in eager
     shown = name if route.shows_names else str(path)
-    known = {"layer": layer, "detail": _in_short(ran.detail), "repro": shown, "fails_alone": ran.fails, "words": words}
+    detail = next(iter(ran.detail.strip().splitlines()), "")[:120]
+    known = {"layer": layer, "detail": detail, "repro": shown, "fails_alone": ran.fails, "words": words}
     return found.model_copy(update=known)
 
 
@@ -272,11 +273,6 @@ def _layer_of(ran: repro.Ran) -> CompilerLayer:
         return CompilerLayer.BACKEND  # torch's own backends are right
     known = _LAYERS.get((ran.backend, ran.subsystem))
     return known or _LAYERS.get((ran.backend, None), CompilerLayer.UNKNOWN)
-
-
-def _in_short(detail: str) -> str:
-    lines = detail.strip().splitlines()
-    return lines[0][:120] if lines else ""
 
 
 def op_name(node: fx.Node) -> str:

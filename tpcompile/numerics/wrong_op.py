@@ -43,7 +43,7 @@ from tpcompile.numerics.op_names import may_move
 from tpcompile.numerics.optimizer_step import plain_name
 from tpcompile.numerics.recut import recut_as, recuts_of
 from tpcompile.numerics.rows import Cut, Rows, all_rows, of_unknown_rows, unequal_cuts
-from tpcompile.numerics.trace import Axis, Change, Trace, Value
+from tpcompile.numerics.trace import Axis, Change, Trace
 from tpcompile.numerics.traced import traced, traced_call
 from tpcompile.numerics.trials import Trials
 from tpcompile.torch_api.dispatch import local_part
@@ -195,15 +195,13 @@ def _twin(
     if not trace.results or not trace.results.keys() <= exact.results.keys():  # an optimizer by hand keeps less
         return None
     tolerance = _ROUNDED_APART * tolerance_of(dtype)
-    wanted = {name: exact.values[place] for name, place in exact.results.items()}
-    is_right = all(_is_like(trace.values[place], wanted[name], tolerance) for name, place in trace.results.items())
-    return trace if is_right else None
-
-
-def _is_like(own: Value, wanted: Value, tolerance: float) -> bool:
-    if own.tensor is None or wanted.tensor is None:
-        return False
-    return own.shape == wanted.shape and is_near(own.tensor, wanted.tensor, allowed_for(own, tolerance))
+    for name, place in trace.results.items():
+        own, wanted = trace.values[place], exact.values[exact.results[name]]
+        if own.tensor is None or wanted.tensor is None or own.shape != wanted.shape:
+            return None
+        if not is_near(own.tensor, wanted.tensor, allowed_for(own, tolerance)):
+            return None
+    return trace
 
 
 def coarser(trace: Trace, wrong: Iterable[int], *, than: float) -> WrongOp | None:

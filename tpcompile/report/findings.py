@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tpcompile.evidence.judgement.rank_taint import value_text
-from tpcompile.evidence.records import RecompileCause, Taint, UserLine, Verdict, items_of
+from tpcompile.evidence.records import Taint, UserLine, Verdict, items_of
 from tpcompile.evidence.text.ranks import ranks_text
 from tpcompile.report.wording import plain, taints_by_line
 
@@ -22,12 +22,17 @@ _RECOMPILE_HEADINGS = ("recompiled by", "times", "ranks", "line", "what to do")
 
 def tables(verdict: Verdict, *, max_rows: int = MAX_ROWS) -> Iterator[Table | Text]:
     """One table of rank-dependent values and one of recompiles, each only when it has rows."""
+    recompiles: list[Row] = []
+    for cause in verdict.recompiles:
+        phases = ", ".join(phase for phase in cause.phases if phase)
+        times = f"{cause.count}" + (f" in {phases}" if phases else "")
+        recompiles.append((cause.text, times, ranks_text(cause.ranks), _line(cause.line), cause.advice))
     found = {
         "rank-dependent guards and constants": (
             _TAINT_HEADINGS,
             [_taint_row(*alike) for alike in taints_by_line(verdict)],
         ),
-        "recompiles": (_RECOMPILE_HEADINGS, list(map(_recompile_row, verdict.recompiles))),
+        "recompiles": (_RECOMPILE_HEADINGS, recompiles),
     }
     for title, (headings, rows) in found.items():
         if not rows:
@@ -60,12 +65,6 @@ def _taint_row(taint: Taint, num_more: int) -> Row:
     why = f"{taint.grade.value}: {taint.kind.value}"
     more = f"\nand {num_more} more in that line" if num_more else ""
     return f"{taint.what} {taint.text}{more}", _line(taint.line), why, "\n".join(values), taint.advice
-
-
-def _recompile_row(cause: RecompileCause) -> Row:
-    phases = ", ".join(phase for phase in cause.phases if phase)
-    times = f"{cause.count}" + (f" in {phases}" if phases else "")
-    return cause.text, times, ranks_text(cause.ranks), _line(cause.line), cause.advice
 
 
 def _line(line: UserLine | None) -> str:

@@ -53,7 +53,9 @@ def lines(verdict: Verdict, *, command: str) -> list[str]:
     found += [f"median ms per call: {mode} {ms:.3g}" for mode, ms in sorted(verdict.timings_ms.items())]
     found += _differences(red_by_kind(verdict), verdict.hosts)
     found += _taints(verdict)
-    found += _recompiles(verdict)
+    for cause in verdict.recompiles:
+        times = f"{cause.count} times on {named_ranks(cause.ranks)}"
+        found.append(_joined(f"recompiled by {cause.text}", times, _source(cause.line), cause.advice))
     found += [f"accepted difference: {text}" for text in accepted_lines(verdict)]
     found += last_lines(verdict, short_summary(verdict))
     return [plain(text).replace("\n", " | ") for text in found]
@@ -116,12 +118,6 @@ def _taints(verdict: Verdict) -> Iterator[str]:
         more = f"and {num_more} more in that line" if num_more else ""
         what = f"depends on the rank: {taint.what} {taint.text}"
         yield _joined(what, _source(taint.line), kind, values, more, taint.advice)
-
-
-def _recompiles(verdict: Verdict) -> Iterator[str]:
-    for cause in verdict.recompiles:
-        times = f"{cause.count} times on {named_ranks(cause.ranks)}"
-        yield _joined(f"recompiled by {cause.text}", times, _source(cause.line), cause.advice)
 
 
 def _source(line: UserLine | None) -> str:

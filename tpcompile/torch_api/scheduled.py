@@ -164,12 +164,14 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
     is_one_op = part.is_template() or part.is_extern()
     if made_by is not None and is_one_op:
         return {made_by}
-    inside = origins - {buffer.get_origin_node() for buffer in _read_buffers(part)}
+    read = (V.graph.name_to_buffer.get(one.name) for one in part.read_writes.reads)
+    buffers = [buffer for buffer in read if buffer is not None]
+    inside = origins - {buffer.get_origin_node() for buffer in buffers}
     results = _made_by_part(part)
     first = results & inside or results
     # What the first stage of a split reduction has computed, of which this is the second.
     earlier: set[_FxNode] = set()
-    for buffer in _read_buffers(part):
+    for buffer in buffers:
         is_stage = isinstance(buffer, _ir.ComputedBuffer)
         of_buffer = _called(buffer.get_origins()) if is_stage else set()
         if of_buffer & results:
@@ -187,11 +189,6 @@ def _computed_by_part(part: Any) -> set[_FxNode]:
 
 def _called(origins: Iterable[_FxNode]) -> set[_FxNode]:
     return {origin for origin in origins if origin.op == "call_function"}
-
-
-def _read_buffers(part: Any) -> list[Any]:
-    buffers = [V.graph.name_to_buffer.get(read.name) for read in part.read_writes.reads]
-    return [buffer for buffer in buffers if buffer is not None]
 
 
 def op_name(origin: _FxNode) -> str:

@@ -257,15 +257,14 @@ def _wrong_op(
         op = first_wrong_op(
             trace, [start], search.known, search.sums, dtype=torch.float64, rank=rank, size=size, right=search.rows
         )
-        found[rank] = _begun(op, trace.values) if op is not None else _end(start, trace.values)
+        if op is not None:
+            found[rank] = _begun(op, trace.values)
+            continue
+        # The op that made the first of the wrong results: nothing is known of what it was given.
+        place = _with_line(min(start, default=len(trace.values) - 1), trace.values)
+        value = trace.values[place]
+        found[rank] = WrongOp(about=value.name, line=value.line, module=value.module, place=place, got=value.shown)
     return earliest(found) or (None, ())
-
-
-def _end(places: Sequence[int], values: Sequence[Value]) -> WrongOp:
-    """The op that made the first of the wrong results, where nothing is known of what it was given."""
-    place = _with_line(min(places, default=len(values) - 1), values)
-    value = values[place]
-    return WrongOp(about=value.name, line=value.line, module=value.module, place=place, got=value.shown)
 
 
 def _begun(op: WrongOp, values: Sequence[Value]) -> WrongOp:

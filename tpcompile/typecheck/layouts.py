@@ -57,9 +57,12 @@ class Layouts:
         return islice(self._choices(), _MOST)
 
     def _choices(self) -> Iterator[Choice]:
+        # Weights and biases of one module, and those of equal modules in all layers, are packed alike.
+        modules = {name: re.sub(r"\.?(weight|bias)$", "", name) or name for name in self.options}
+        group_of = {name: re.sub(r"\d+", "#", module) for name, module in modules.items()}
         groups: dict[str, list[str]] = {}
-        for name in self.options:
-            groups.setdefault(_group(name), []).append(name)
+        for name, group in group_of.items():
+            groups.setdefault(group, []).append(name)
         num_options = {group: max(len(self.options[name]) for name in names) for group, names in groups.items()}
         open_groups = [group for group, number in num_options.items() if number > 1]
         for number in range(len(open_groups) + 1):
@@ -67,20 +70,22 @@ class Layouts:
                 for places in product(*(range(1, num_options[group]) for group in chosen)):
                     by_group = dict(zip(chosen, places, strict=True))
                     yield {
-                        name: options[min(by_group.get(_group(name), 0), len(options) - 1)]
+                        name: options[min(by_group.get(group_of[name], 0), len(options) - 1)]
                         for name, options in self.options.items()
                     }
 
 
 def layouts_of(ranks: Sequence[Description], one: Description, types: Mapping[str, str]) -> Layouts:
     """The layouts that shapes and declarations allow. Raises NotComparable where there is none."""
+    # Of several patterns that fit a name the last one counts.
+    declared = {name: text for pattern, text in types.items() for name in one.parameters if fnmatch(name, pattern)}
     options: dict[str, Sequence[Assembly]] = {}
     for name, known in one.parameters.items():
         parts = [each.parameters.get(name) for each in ranks]
         found = _options(name, known, [part for part in parts if part is not None], ranks[0], len(ranks))
         if None in parts or not found:
             raise NotComparable(f"parameter {name} is not a part of the one that one device has")
-        if found[0].is_whole and _type_of(name, types).startswith(("V", "P")):
+        if found[0].is_whole and declared.get(name, "").startswith(("V", "P")):
             raise NotComparable(f"parameter {name} has one shape on a rank and on one device")
         options[name] = found
     more = sorted(set(ranks[0].parameters) - set(one.parameters))
@@ -91,7 +96,7 @@ def layouts_of(ranks: Sequence[Description], one: Description, types: Mapping[st
         name: drawn(known, shapes[name], seed=number) for number, (name, known) in enumerate(one.parameters.items())
     }
     dtensors = frozenset(name for name, known in ranks[0].parameters.items() if known.full)
-    summed = frozenset(name for name in one.parameters if _type_of(name, types) == "R")
+    summed = frozenset(name for name in one.parameters if declared.get(name) == "R")
     return Layouts(shapes, options, values, dtensors, summed, len(ranks))
 
 
@@ -105,13 +110,3 @@ def _options(name: str, known: Known, parts: Sequence[Known], rank: Description,
     layout = declared(spec, full, size)
     wanted = [layout.part(torch.empty(full), number).shape for number in range(size)]
     return [layout] if wanted == [part.shape for part in parts] else []
-
-
-def _type_of(name: str, types: Mapping[str, str]) -> str:
-    found = [text for pattern, text in types.items() if fnmatch(name, pattern)]
-    return found[-1] if found else ""
-
-
-def _group(name: str) -> str:
-    """Weights and biases of one module, and those of equal modules in all layers, are packed alike."""
-    return re.sub(r"\d+", "#", re.sub(r"\.?(weight|bias)$", "", name) or name)

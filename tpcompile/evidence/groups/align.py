@@ -70,7 +70,11 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
     different call, same frame in the same call from the same line, same frame in the same call, same graph; a compile
     without a match gets a slot of its own.
     """
-    alike = grouped(ranks, lambda digest: tuple(map(_what_is_matched, digest.compiles)))
+    # By all that `_passes` looks at: ranks in which it is equal have their compiles in the same slots.
+    alike = grouped(
+        ranks,
+        lambda digest: tuple((content(one), one.phase, one.frame, one.step, one.call_path) for one in digest.compiles),
+    )
     passes = _passes([digests[0] for digests in alike.values()])
     placed = _Placed(len(passes))
     for first_of, *others in alike.values():
@@ -81,11 +85,6 @@ def align(ranks: Sequence[RankDigest]) -> list[Slot]:
             placed.add(first_of.rank, compile_, keys)
         placed.follow(first_of, others)
     return placed.slots
-
-
-def _what_is_matched(compile_: CompileDigest) -> Hashable:
-    """All that `_passes` looks at: ranks in which it is equal have their compiles in the same slots."""
-    return content(compile_), compile_.phase, compile_.frame, compile_.step, compile_.call_path
 
 
 _Key = Callable[[CompileDigest], Hashable]

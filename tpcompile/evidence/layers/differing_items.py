@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from difflib import SequenceMatcher
 
 from tpcompile.evidence.groups.by_group import Items, Row, side_by_side
@@ -69,18 +69,15 @@ def _aligned(ours: Sequence[Item], theirs: Sequence[Item]) -> tuple[Row, ...]:
         # Name of a node in one group -> its name in the other.
         same.update((row.present[0].about, row.present[1].about) for row in full)
         if tag == "equal":
-            edges += [row for row in full if _reads_others(row, same)]
+            for row in full:  # nodes that do not read what is the same node in both groups
+                reads = (item.notes.get("reads", "").split() for item in row.present)
+                if any(same.get(our, our) != their for our, their in zip(*reads, strict=False)):
+                    edges.append(row)
         else:
             changed += rows
     # An inserted node changes what later nodes read: a consequence, not a difference of its own.
     is_moved = not all(row.is_full for row in changed)
     return tuple(changed if is_moved else [*changed, *edges])
-
-
-def _reads_others(row: Row, same: Mapping[str, str]) -> bool:
-    """True for nodes that do not read what is the same node in both groups."""
-    ours, theirs = (item.notes.get("reads", "").split() for item in row.present)
-    return any(same.get(a, a) != b for a, b in zip(ours, theirs, strict=False))
 
 
 def _skeleton(item: Item) -> Hashable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tpcompile.evidence.layers.collectives import issued
 from tpcompile.evidence.layers.equivalent import constants
@@ -18,10 +18,6 @@ _KINDS = {"forward": ("forward", "inference"), "backward": ("backward",)}
 def _items(compile_: CompileRecord, part: str) -> Iterator[Item]:
     for graph in compile_.graphs_of(*_KINDS[part]):
         yield from graph_items(graph)
-
-
-def _parts(compile_: CompileRecord) -> Sequence[str]:
-    return [part for part, kinds in _KINDS.items() if compile_.graphs_of(*kinds)]
 
 
 def _explain(difference: Difference) -> Explanation:
@@ -49,4 +45,10 @@ def _follow(difference: Difference) -> Followed:
     return found
 
 
-SPEC = LayerSpec(explain=_explain, items=_items, parts=_parts, follow=_follow, is_strict=False)
+SPEC = LayerSpec(
+    explain=_explain,
+    items=_items,
+    parts=lambda compile_: [part for part, kinds in _KINDS.items() if compile_.graphs_of(*kinds)],
+    follow=_follow,
+    is_strict=False,
+)

@@ -36,8 +36,10 @@ def at_parting(row: Row, items: Items, cause: Cause) -> Row:
         is_first = item is not None and item == first[index]
         is_run_by_all = item is not None and all(item.line in group for group in lines)
         if item is not None and is_first and is_run_by_all:
-            others = [*known[:index], *known[index + 1 :]]
-            item = item.changed(line=_parting(known[index], others))
+            own, others = known[index], [*known[:index], *known[index + 1 :]]
+            # The last frame that it shares with the stack nearest to it.
+            place = max((_parted_at(own, other) for other in others), default=len(own) - 1)
+            item = item.changed(line=own[place] if own else None)
         found.append(item)
     return Row(found)
 
@@ -58,12 +60,6 @@ def _stack(item: Item | None) -> Stack | None:
     if item.callers is None or item.line is None:
         return None
     return (*item.callers, item.line)
-
-
-def _parting(own: Stack, others: Sequence[Stack]) -> UserLine | None:
-    """The line of `own` in the last frame that it shares with the stack nearest to it."""
-    places = [_parted_at(own, other) for other in others]
-    return own[max(places, default=len(own) - 1)] if own else None
 
 
 def _parted_at(own: Stack, other: Stack) -> int:

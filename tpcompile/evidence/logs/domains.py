@@ -179,16 +179,12 @@ def roles_of(groups: Mapping[int, Sequence[str]]) -> dict[int, dict[str, str]]:
     have the same role where they appear in the same place.
     """
     shared: dict[str, str] = {}
-    return {rank: _roles(groups[rank], shared) for rank in sorted(groups)}
-
-
-def _roles(names: Sequence[str], shared: dict[str, str]) -> dict[str, str]:
-    """The roles of one rank's groups; those that no earlier rank had are added to `shared`."""
-    taken = {shared[name] for name in names if name in shared}
-    numbers = itertools.count()
-    for name in names:
-        while name not in shared:
-            role = f"group#{next(numbers)}"
-            if role not in taken:
-                shared[name] = role
-    return {name: shared[name] for name in names}
+    for rank in sorted(groups):
+        taken = {shared[name] for name in groups[rank] if name in shared}
+        numbers = itertools.count()
+        for name in groups[rank]:
+            while name not in shared:
+                role = f"group#{next(numbers)}"
+                if role not in taken:
+                    shared[name] = role
+    return {rank: {name: shared[name] for name in groups[rank]} for rank in sorted(groups)}
