@@ -1326,6 +1326,16 @@ def a_burst_is_ordered_on_each_rank(rank: int) -> None:
         collective(LENGTHS[batch[0]])
 
 
+def a_round_is_restored(rank: int) -> None:
+    """All issue the same, one of them with the partner of an earlier round."""
+    rounds = 0
+    for step in range(5):
+        if rank == 2 and step == 4:  # parts
+            rounds = 0
+        collective("exchange", rank ^ (1 + rounds % 3))
+        rounds += 1
+
+
 def taken(words: str) -> int:
     return int(words)  # parts
 

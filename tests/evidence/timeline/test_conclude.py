@@ -458,6 +458,18 @@ def test_ranks_that_wait_in_a_ring_are_all_to_blame_for_the_branch() -> None:
     assert with_branch(of_one, flows, READABLE) == of_one
 
 
+@pytest.mark.parametrize(("ring", "is_led"), [((0, 1, 2), True), ((0, 1, 3), False)])
+def test_of_a_ring_the_rank_that_took_another_branch_is_to_blame(ring: tuple[int, ...], is_led: bool) -> None:
+    """A fourth rank waits for the ring, and is in none; a branch of a rank outside of it explains it not."""
+    flows = {rank: flow_of(programs.a_round_is_restored, rank) for rank in range(4)}
+    stuck = verdict(Cause.STUCK_COLLECTIVE, ring, is_by_past=False).model_copy(update={"world_size": 4})
+    found = with_branch(stuck, flows, READABLE)
+    assert (found != stuck) == is_led
+    if is_led:
+        assert found.lead is not None and found.lead.line is not None
+        assert (found.lead.ranks, found.lead.line.code) == ((2,), "if rank == 2 and step == 4:  # parts")
+
+
 def test_a_rank_whose_loop_ended_has_not_left_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, the negative control, the rank whose loops are over would be to blame."""
     flows = {rank: flow_of(programs.loops_that_end_one_after_the_other, rank) for rank in (0, 1)}

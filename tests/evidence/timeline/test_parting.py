@@ -97,6 +97,24 @@ def aborted(found: Stream) -> Stream:
     return found.changed(events=(*before, last.changed(content={}, is_unlike=True)))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "odd"), [(("4", "4", "4"), (3,)), (("4", "4", "3"), ()), (("4", "4"), ())], ids=["equal", "own", "few"]
+)
+def test_the_same_sizes_on_several_ranks_are_no_sizes_of_their_own(
+    sizes: tuple[str, ...], odd: tuple[int, ...]
+) -> None:
+    """Each may have its own, as in an `all_gather` into a list; one rank aborted in it, and two may agree by chance."""
+    known = streams(*["i5 a10 a11*"] * (len(sizes) + 1))
+    world = {"world": tuple(known)}
+    found = {rank: one.changed(groups=world) for rank, one in known.items()}
+    for rank, size in enumerate(sizes):
+        *before, last = known[rank].events
+        found[rank] = found[rank].changed(events=(*before, last.changed(own={"sizes": size})))
+    found[len(sizes)] = aborted(found[len(sizes)])
+    parting = align(found)
+    assert parting is not None and parting.odd == odd
+
+
 @pytest.mark.parametrize(("num_aborted", "odd"), [(1, (2,)), (2, ())])
 def test_ranks_whose_content_nobody_knows_are_no_majority(num_aborted: int, odd: tuple[int, ...]) -> None:
     """Of three ranks that issue it with other sizes each, all but one may abort."""

@@ -239,8 +239,10 @@ def _with_branch(
     if found is None:
         return verdict
     is_of_sizes = _is_data(found) and verdict.lead.cause in _OF_SIZES
-    # Ranks that wait in a ring issued the same, in different orders.
-    is_ring = verdict.lead.cause is Cause.STUCK_COLLECTIVE and verdict.lead.is_rank_known and flows.keys() <= set(ranks)
+    # Ranks that wait in a ring issued the same, in different orders, or one of them what is due elsewhere.
+    is_of_ring = flows.keys() <= set(ranks) or (found.is_linked and 0 < len(found.odd) < len(ranks) > 1)
+    is_of_ring &= set(found.odd) <= set(ranks)
+    is_ring = verdict.lead.cause is Cause.STUCK_COLLECTIVE and verdict.lead.is_rank_known and is_of_ring
     # One line may issue more on one rank than on others, by what it was given: both then name the same rank. Where no
     # rank left anything out, what they issued differs by what it was made of.
     is_agreed = (found.is_linked or found.is_recent) and bool(found.odd) and found.odd == verdict.lead.ranks

@@ -17,6 +17,9 @@ from tpcompile.evidence.timeline.stream import Event, How
 from tpcompile.evidence.timeline.tracks import Step
 from tpcompile.evidence.timeline.ways import Way, common_past
 
+_SEVERAL = 3
+"""Ranks that have the same sizes: two may by chance."""
+
 
 def usual_way(ways: Sequence[Way]) -> tuple[Way | None, Why]:
     """The way of the ranks that stayed in the common program; None where nothing tells which it is."""
@@ -36,8 +39,12 @@ def usual_way(ways: Sequence[Way]) -> tuple[Way | None, Why]:
 
 
 def _has_common_sizes(ways: Sequence[Way]) -> bool:
-    """False where each rank has sizes of its own: that most ranks fit says nothing about the one that does not."""
-    return not any(way.first.event.own for way in ways)
+    """False where each rank has sizes of its own: that most ranks fit says nothing about the one that does not.
+
+    Several that have the same, as in an `all_gather` into a list, do not have it by chance.
+    """
+    own = [own for way in ways if not way.first.event.is_unlike for own in way.own]
+    return not any(own) or (len(own) >= _SEVERAL and not differ(tuple(one.items()) for one in own))
 
 
 def majority(ways: Sequence[Way]) -> Way | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.evidence.iterables import find, grouped
@@ -26,6 +26,8 @@ class Way:
     """The same for the reader."""
     stream: Stream
     """That of the first of them."""
+    own: tuple[Mapping[str, str], ...]
+    """Of each of them the content that may differ between ranks."""
 
     @property
     def first(self) -> Step:
@@ -69,6 +71,7 @@ def ways_at(tracks: Sequence[Track], position: int) -> list[Way]:
                 knows_start=is_known and longest.stream.is_whole,
                 side=_side(alike, position),
                 stream=track.stream,
+                own=tuple(here[rank].event.own for rank in ranks),
             )
         )
     return ways
