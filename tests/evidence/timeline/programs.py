@@ -1336,6 +1336,22 @@ def a_round_is_restored(rank: int) -> None:
         rounds += 1
 
 
+def items(count: int) -> Iterator[int]:
+    for number in range(count):
+        yield number + 1
+
+
+def a_bank_is_smaller(rank: int) -> None:
+    """`zip` takes an item, sees that the bank is empty, and drops it: one rank has fewer steps in the end."""
+    stream, taken = items(12), 1
+    while taken:
+        taken = 0
+        for _ in zip(stream, range(6 if rank == 1 else 16), strict=False):  # parts
+            collective("step")
+            taken += 2
+    collective("summary")
+
+
 def taken(words: str) -> int:
     return int(words)  # parts
 

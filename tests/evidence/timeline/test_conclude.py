@@ -60,7 +60,7 @@ def test_a_rank_that_an_exception_took_past_an_except_has_raised(monkeypatch: py
     assert lead is not None and lead.line is not None and lead.parted is not None
     assert (lead.cause, lead.ranks, lead.line.code) == (Cause.RAISED, (1,), "return int(words)  # parts")
     assert [side.how for side in lead.parted.sides] == ["returns", "raises"]
-    monkeypatch.setattr(part, "_is_not_caught", lambda *_: False)  # the negative control
+    monkeypatch.setattr(part, "is_not_caught", lambda *_: False)  # the negative control
     lead = with_branch(stuck, of_three, READABLE).lead
     assert lead is not None and lead.line is not None
     assert (lead.cause, lead.line.code) == (Cause.PARTED, "except KeyError:")

@@ -765,6 +765,13 @@ def test_the_choice_behind_a_line_that_has_none_is_not_merely_the_newest(
     assert (line.endswith("# parts"), found) == (True, odd)
 
 
+def test_where_a_generator_yielded_who_took_the_value_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, odd = line_and_odd(programs.a_bank_is_smaller, 3)
+    assert (line.endswith("# parts"), odd) == (True, (1,))
+    monkeypatch.setattr(source, "is_yield", lambda *_: False)  # the negative control
+    assert line_and_odd(programs.a_bank_is_smaller, 3)[0] == "for number in range(count):"
+
+
 def test_where_two_ranks_are_known_to_differ_the_past_blames_none_of_them() -> None:
     flows = {rank: flow_of(programs.scaler_skips_a_step, rank) for rank in (0, 1)}
     files = {programs.__file__}

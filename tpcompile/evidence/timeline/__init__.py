@@ -14,6 +14,7 @@ pair.py          two ranks -> what of their differences counts, and what it come
 given.py         a branch -> the values that its line reads and that tell the sides apart
 own_branch.py    one rank, and where it parts from itself before -> that branch, and both ways as sides
 own_way.py       one rank, and what it left out -> the branch at which it went another way than before
+leaving.py       a function that was left by a yield, or an exception -> whose line decided that
 branch_past.py   the ways that all ranks went at a branch before -> the one that is due
 part.py          all ranks -> the one that counts, what each rank did there, and the odd ranks
 conclude.py      a verdict and that branch -> the verdict that leads with it

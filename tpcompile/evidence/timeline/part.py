@@ -16,6 +16,7 @@ from tpcompile.evidence.timeline.before import UnlikeBefore, unlike_before
 from tpcompile.evidence.timeline.branch_past import FEW_TOLD, way_due, ways_before
 from tpcompile.evidence.timeline.flow import EXACT, Flow, Kind, texts_of, value_text
 from tpcompile.evidence.timeline.given import texts_of_program, values_read
+from tpcompile.evidence.timeline.leaving import by_taker, is_not_caught
 from tpcompile.evidence.timeline.pair import Counts, Pair
 from tpcompile.evidence.timeline.reasons import Reasons
 from tpcompile.evidence.timeline.values import Key, Scopes, Unlike, compared
@@ -108,7 +109,8 @@ def _pair(
 ) -> Pair:  # fmt: skip
     """The rank beside the first one, from the steps on at which they are together."""
     scopes = Scopes(walks.codes)
-    found = list(forks(walks.steps[base], walks.steps[rank], begin, are_over=(base in over, rank in over)))
+    parted_at = forks(walks.steps[base], walks.steps[rank], begin, are_over=(base in over, rank in over))
+    found = [by_taker(fork, walks, readable) for fork in parted_at]
     values = compared(walks, scopes, base, rank, found, begin, readable=readable)
     before = [one for one in set_before if one.by_rank[base] != one.by_rank[rank]]
     reasons = Reasons(walks, scopes, base, rank, frozenset(readable), found, values, is_same_program)
@@ -188,22 +190,6 @@ def _at_branch(
     return known
 
 
-def _is_not_caught(walks: Walks, rank: int, at: int, readable: Collection[str]) -> bool:
-    """True where the rank comes next to an `except` that does not catch what was raised: it leaves the function."""
-    steps = walks.steps[rank][at:]
-    if not steps or not is_line(steps[0]):
-        return False
-    code, _ = place_of(steps[0])
-    file = walks.codes[code].file
-
-    def is_handler(step: Step) -> bool:
-        return is_line(step) and place_of(step)[0] == code and source.is_handler(file, place_of(step)[1], readable)
-
-    following = first(step for step in steps if not is_handler(step))
-    goes_on = following is not None and is_line(following) and place_of(following)[0] == code
-    return is_handler(steps[0]) and not goes_on
-
-
 class _Passes(NamedTuple):
     """Of the branch at which ranks parted."""
 
@@ -249,7 +235,7 @@ def _parted(
     is_told &= passes.is_uneven or len(before) > FEW_TOLD or not source.reads_item(file, line, readable)
     went = tuple(
         side_of(walks, ranks, firsts[rank], ways[rank], fork, given=values.get(rank, "")).model_copy(
-            update={"how": "raises", "line": None} if _is_not_caught(walks, rank, starts[rank], readable) else {}
+            update={"how": "raises", "line": None} if is_not_caught(walks, rank, starts[rank], readable) else {}
         )
         for rank, ranks in zip(leaders, sides.values(), strict=True)
     )

@@ -64,6 +64,11 @@ def is_handler(file: str, line: int, readable: Collection[str]) -> bool:
     return file in readable and line in _handlers(file)
 
 
+def is_yield(file: str, line: int, readable: Collection[str]) -> bool:
+    """True for a line that yields a value, in a file that may be read: who took the value decides how it goes on."""
+    return file in readable and line in _yields(file)
+
+
 def decides(file: str, line: int) -> bool:
     """False for a call or an assignment without a condition: what differs there was decided elsewhere."""
     return line not in _plain(file)
@@ -123,6 +128,11 @@ def _leaving(file: str) -> frozenset[int]:
 @lru_cache(maxsize=256)
 def _handlers(file: str) -> frozenset[int]:
     return frozenset(node.lineno for node in ast.walk(_tree(file)) if isinstance(node, ast.ExceptHandler))
+
+
+@lru_cache(maxsize=256)
+def _yields(file: str) -> frozenset[int]:
+    return frozenset(node.lineno for node in ast.walk(_tree(file)) if isinstance(node, ast.Yield))
 
 
 @lru_cache(maxsize=256)
@@ -190,7 +200,7 @@ def _names(file: str) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
         if isinstance(node, ast.AugAssign):
             reads |= frozenset(_stored(node.target)) - everywhere
         if isinstance(node, ast.For | ast.AsyncFor):  # each pass takes one element, and the last one ends the loop
-            passes = {f"{file}:{node.lineno}"}
+            passes = {f"{file}:{node.lineno}".replace(".", "/")}  # a dot would make an attribute of it
             reads, writes = reads | passes, writes | passes
         body = getattr(node, "body", None)
         end = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno or node.lineno
