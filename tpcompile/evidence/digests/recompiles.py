@@ -99,8 +99,6 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
     # torch does not log the actual value of every guard
     reasons = [one.reason for one in seen]
     changes = [f"{one.expected} -> {one.actual}" if one.actual else one.expected for one in reasons]
-    source = _LOCAL.sub(r"\1", reason.source) or "it"  # a name of the user's, with indices
-    ways = "; or ".join(ADVICE.get(reason.kind, ()))
     return RecompileCause(
         guard=reason.guard,
         kind=reason.kind.value,
@@ -110,5 +108,12 @@ def _cause(seen: Sequence[_Seen]) -> RecompileCause:
         frame=first.recompile.frame,
         values=listed(changes, by=", ", at_most=MAX_VALUES),
         line=first.recompile.line,
-        advice=ways.format(source=source, dim=reason.dim, expected=reason.expected),
+        advice=_how_to_avoid(reason),
     )
+
+
+def _how_to_avoid(reason: Reason) -> str:
+    """The advice for a reason, in terms of the user's names and indices."""
+    source = _LOCAL.sub(r"\1", reason.source) or "it"
+    ways = "; or ".join(ADVICE.get(reason.kind, ()))
+    return ways.format(source=source, dim=reason.dim, expected=reason.expected)

@@ -232,7 +232,7 @@ def _with_branch(
         found = parted(
             flows, readable, _WORD.findall(" ".join(texts)), is_same_program=is_same_program,
             is_of_sizes=verdict.lead.cause is Cause.COLLECTIVE_SIZES, over=_over(verdict.lead),
-            alike=_alike(verdict.lead, compiled, flows),
+            is_of_values=verdict.lead.cause is Cause.AGREED_VALUES, alike=_alike(verdict.lead, compiled, flows),
         )  # fmt: skip
     except ValueError:  # a peer sent what is no flow: the verdict stands without it
         return verdict

@@ -87,7 +87,7 @@ class Pair:
     harmless: frozenset[tuple[Place, int]] = frozenset()
     """(branch, index of a step of the first rank) at which it also parts from a rank that is known to agree with it."""
     has_witness: bool = False
-    """A third rank is known to agree with the first one, so that what is left tells the two apart and not all."""
+    """A third rank has the value of the first one, so that what is left tells the two apart and not all."""
 
     def that_counts(self, named: Collection[str], *, is_of_sizes: bool = False) -> Counts | None:
         """What the difference of the ranks comes from; sizes that differ come from no roles, which went well before."""

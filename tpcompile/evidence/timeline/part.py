@@ -35,6 +35,7 @@ def parted(
     *,
     is_same_program: bool = True,
     is_of_sizes: bool = False,
+    is_of_values: bool = False,
     over: Collection[int] = (),
     alike: Sequence[Sequence[int]] = (),
 ) -> Parted | None:
@@ -42,7 +43,8 @@ def parted(
 
     `readable` are the files that may be opened: those that this process runs itself, as a peer could name any other.
     `named` are the words of what is known already: a guard names a variable. Ranks of different domains need not run
-    the same program. `is_of_sizes` where it is the sizes of a message that differ. The ranks that are `over` are known
+    the same program. `is_of_sizes` where it is the sizes of a message that differ, `is_of_values` where it is a value
+    that nothing else is known of: what a rank set differently is a reason then. The ranks that are `over` are known
     to have left out what the others did after their last step. Ranks that are `alike` are known to have done the same:
     what tells them apart, too, is not the reason.
     Raises ValueError for a flow that cannot be read.
@@ -50,17 +52,18 @@ def parted(
     usable = {rank: flow for rank, flow in sorted(flows.items()) if flow.packed}
     if len(usable) < 2:
         return _named_before(flows, named)
-    found, is_known = _parted_in(usable, readable, named, is_same_program, is_of_sizes, over, alike)
+    kind = is_same_program, is_of_sizes, is_of_values
+    found, is_known = _parted_in(usable, readable, named, *kind, over, alike)
     setup = {rank: flow.of_setup() for rank, flow in usable.items()}
     if is_known or setup == usable or not all(flow.packed for flow in setup.values()):
         return found
-    at_first, is_known = _parted_in(setup, readable, named, is_same_program, is_of_sizes, (), alike)
+    at_first, is_known = _parted_in(setup, readable, named, *kind, (), alike)
     return at_first if is_known else found
 
 
 def _parted_in(
     usable: Mapping[int, Flow], readable: Collection[str], named: Collection[str], is_same_program: bool,
-    is_of_sizes: bool, over: Collection[int], alike: Sequence[Sequence[int]],
+    is_of_sizes: bool, is_of_values: bool, over: Collection[int], alike: Sequence[Sequence[int]],
 ) -> tuple[Parted | None, bool]:  # fmt: skip
     """Where they parted, and whether it is among these steps that what differs comes from."""
     numbered = Walks.of(usable)
@@ -78,6 +81,8 @@ def _parted_in(
         if rank != base and begin is not None:
             pairs.append(_pair(walks, base, rank, begin, readable, before, over, is_same_program=is_same_program))
     pairs, outside = _without_what_is_harmless(pairs, like_base)
+    if is_of_values and len(outside) < len(pairs):
+        outside = [replace(pair, has_witness=True) for pair in outside]
     earliest = _earliest(outside, named, is_of_sizes=is_of_sizes)
     if earliest is not None and isinstance(earliest.origin, Unlike):
         shared = _earliest(_without_own(outside), named, is_of_sizes=is_of_sizes)
@@ -129,7 +134,6 @@ def _without_what_is_harmless(pairs: Sequence[Pair], like_base: Collection[int])
         replace(
             pair,
             harmless=harmless,
-            has_witness=bool(within),
             reasons=replace(pair.reasons, values=pair.reasons.values.without(own)),
         )
         for pair in pairs
