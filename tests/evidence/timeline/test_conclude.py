@@ -183,15 +183,17 @@ def test_ranks_that_compiled_the_same_or_used_one_group_are_alike(
     told: list[list[tuple[int, ...]]] = []
     monkeypatch.setattr(conclude, "parted", lambda *_, alike, **__: told.append(alike))
     with_branch(verdict(Cause.GROUP, (1,), is_rank_known=True), flows, READABLE)
+    with_branch(verdict(Cause.COLLECTIVE_SIZES, (1,), is_rank_known=True, is_by_past=False), flows, READABLE)
     with_branch(verdict(Cause.STUCK_COLLECTIVE, (1,), is_rank_known=True), flows, READABLE)
+    with_branch(verdict(Cause.COLLECTIVE_SIZES, (1,), is_rank_known=True), flows, READABLE)  # by a past alone
     difference = Divergence(
         layer=Layer.GRAPH, cls=DivergenceClass.CONTENT, domain="tp", where="C/first", title="one", cause=Cause.DTYPE,
         groups=(RankGroup(ranks=(0, 2)), RankGroup(ranks=(1,))),
     )  # fmt: skip
     red = verdict(Cause.DTYPE, (1,)).model_copy(update={"divergences": (difference,)})
     with_branch(red, flows, READABLE)
-    assert (told[0], told[-1]) == ([(0,), (1,)], [(0, 2), (1,)])
-    assert set(map(tuple, told[1:-1])) == {()}, "what ranks wait in is no proof that they did the same"
+    assert (told[0], told[1], told[-1]) == ([(0,), (1,)], [(0,), (1,)], [(0, 2), (1,)])
+    assert set(map(tuple, told[2:-1])) == {()}, "what ranks wait in is no proof that they did the same"
 
 
 @pytest.mark.parametrize(("cause", "ranks"), [(Cause.AGREED_VALUES, (0,)), (Cause.PYTHON_VALUE, (2,))])

@@ -30,7 +30,6 @@ _CONSEQUENCES = frozenset({
 })  # fmt: skip
 """What becomes of a job whose ranks took different branches before."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
-
 _OF_COLLECTIVES = _CONSEQUENCES - {Cause.COLLECTIVE_SIZES, Cause.UNKNOWN}
 """Of these, those that data alone does not bring about: where all ranks issued the same, no branch explains them."""
 _DOES = {
@@ -255,10 +254,11 @@ def _with_branch(
 
 
 def _alike(lead: Lead, compiled: Sequence[Divergence], ranks: Collection[int]) -> list[tuple[int, ...]]:
-    """Ranks that are known to have done the same where others did not: compiled it, used one group, have one value."""
+    """Ranks that are known to have done the same where others did not: compiled or sent it, or used one group."""
     if compiled:
         return [group.ranks for group in compiled[0].groups]
-    if lead.cause in (Cause.GROUP, Cause.AGREED_VALUES) and lead.is_rank_known:
+    is_of_sizes = lead.cause is Cause.COLLECTIVE_SIZES and not lead.is_by_past  # a majority has the same
+    if lead.is_rank_known and (is_of_sizes or lead.cause in (Cause.GROUP, Cause.AGREED_VALUES)):
         return [tuple(rank for rank in ranks if rank not in lead.ranks), lead.ranks]
     return []
 
