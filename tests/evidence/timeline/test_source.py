@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from tpcompile.evidence.timeline import source
+from tpcompile.evidence.timeline.flow import Code
+from tpcompile.evidence.timeline.values import Scopes
 
+CODES = [Code(file="m.py", function="main", line=1)]
 PROGRAM = """\
 print(f"loss {loss.item()}")
 log.info("%s", queue.popleft())
@@ -35,6 +38,16 @@ def test_what_is_printed_is_read_and_not_changed(program: str) -> None:
 def test_what_runs_in_a_with_block_reads_its_expressions_and_what_follows_does_not(program: str) -> None:
     assert "chosen" in source.read(program, 5)
     assert "chosen" not in source.read(program, 6)
+
+
+def test_the_passes_of_loops_in_two_files_are_two_names(tmp_path: Path) -> None:
+    """On the same line, too. An attribute, which any object may have, is one name in the whole program."""
+    files = [tmp_path / name for name in ("first.py", "second.py")]
+    for file in files:
+        file.write_text("for x in rows:\n    x.width = 1\n")
+    for line, num_names in ((1, 2), (2, 1)):
+        given = [source.assigned(str(file), line) - {"x"} for file in files]
+        assert len({Scopes(CODES).of(0, name) for (name,) in given}) == num_names
 
 
 def test_a_line_that_speaks_of_ranks(program: str, tmp_path: Path) -> None:
